@@ -1,0 +1,96 @@
+"""What a step learns from: samples, packed into microbatches.
+
+Shapes: B samples, K tokens of a sample, L MoE layers, k experts per token. On the wire the arrays of all samples
+are concatenated along K (no padding): tokens int32, loss_mask bool, logprobs float32, versions int32,
+advantages float32, weights float32, routes uint8|uint16 [sum K, L, k].
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentgym.episode import checksum
+from agentgym.errors import IntegrityError
+
+PER_TOKEN = ("tokens", "loss_mask", "logprobs", "versions", "advantages", "weights")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One trajectory with what its tokens were worth. All arrays have K entries."""
+
+    tokens: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    """True on the tokens that are trained: sampled, and not too old."""
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    routes: NDArray[np.unsignedinteger[Any]] | None
+    """[K, L, k]; see `Trajectory.routes`."""
+    advantages: NDArray[np.float32]
+    weights: NDArray[np.float32]
+    """The factor of a token's loss. The loss of a step is the plain sum over its tokens of weight * loss, so
+    the weights hold the aggregation: 1/N each for a mean over the N trained tokens of the batch."""
+    checksum: int
+    """`Trajectory.checksum` from the worker, over the sampled mask before masking by age."""
+    sampled: NDArray[np.bool_]
+    """The worker's loss mask: true on every sampled token."""
+
+    def verify(self) -> None:
+        """Raise IntegrityError if the arrays are not what the worker recorded."""
+        found = checksum(self.tokens, self.sampled, self.logprobs, self.versions, self.routes)
+        if found != self.checksum:
+            raise IntegrityError(
+                f"a trajectory of {len(self.tokens)} tokens has checksum {found:#010x}, its worker recorded "
+                f"{self.checksum:#010x}: it was changed on the way"
+            )
+
+
+def concatenate(samples: Sequence[Sample]) -> dict[str, NDArray[Any] | None]:
+    """Return the arrays of a batch message."""
+    arrays: dict[str, NDArray[Any] | None] = {
+        name: np.concatenate([getattr(sample, name) for sample in samples]) for name in (*PER_TOKEN, "sampled")
+    }
+    routes = [sample.routes for sample in samples if sample.routes is not None]
+    arrays["routes"] = np.concatenate(routes) if len(routes) == len(samples) else None
+    return arrays
+
+
+def split(arrays: dict[str, NDArray[Any]], lengths: Sequence[int], checksums: Sequence[int]) -> list[Sample]:
+    """Return the samples in the arrays of a batch message.
+
+    Raises:
+        IntegrityError: an array is missing or the lengths do not add up.
+    """
+    missing = {*PER_TOKEN, "sampled"} - arrays.keys()
+    total = sum(lengths)
+    wrong = [name for name, array in arrays.items() if len(array) != total]
+    if missing or wrong or len(lengths) != len(checksums):
+        raise IntegrityError(f"a batch of {total} tokens lacks {sorted(missing)}; of other lengths: {wrong}")
+    ends = np.cumsum(lengths)
+    samples = []
+    for length, end, crc in zip(lengths, ends, checksums, strict=True):
+        part = {name: array[end - length : end] for name, array in arrays.items()}
+        samples.append(Sample(**{"routes": None, **part}, checksum=crc))
+    return samples
+
+
+def pack_microbatches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Group sample indices so that no microbatch exceeds `max_tokens`, longest first (first fit, decreasing).
+
+    A sample longer than `max_tokens` gets a microbatch of its own.
+    """
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        for number, free in enumerate(room):
+            if lengths[index] <= free:
+                bins[number].append(index)
+                room[number] -= lengths[index]
+                break
+        else:
+            bins.append([index])
+            room.append(max_tokens - lengths[index])
+    return bins

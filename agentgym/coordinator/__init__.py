@@ -1,0 +1,1 @@
+"""The asynchronous loop: leases, groups, batches, supervision."""

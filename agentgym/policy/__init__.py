@@ -1,0 +1,1 @@
+"""Who answers: policies, their tokens and the policy server."""

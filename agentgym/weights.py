@@ -1,0 +1,29 @@
+"""Where weights wait between the trainer and the policy servers: safetensors files in shared memory.
+
+The trainer writes `weights-<version>.safetensors` (Hugging Face names) beside its final name and renames it, so a
+file that has the name is complete. The coordinator removes a version when every server has loaded a newer one.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def make_exchange() -> Path:
+    """Make a private folder for weight files: in shared memory, or in the temporary folder where there is none."""
+    root = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+    return Path(tempfile.mkdtemp(prefix="agentgym-weights-", dir=root))
+
+
+def weights_file(folder: Path, version: int) -> Path:
+    """Return the file of a version."""
+    return folder / f"weights-{version}.safetensors"
+
+
+def remove_older(folder: Path, version: int) -> None:
+    """Remove the files of all versions before `version`."""
+    for path in folder.glob("weights-*.safetensors"):
+        if int(path.stem.removeprefix("weights-")) < version:
+            path.unlink(missing_ok=True)

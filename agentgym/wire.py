@@ -1,0 +1,225 @@
+"""How messages cross a socket.
+
+A message is frames: [kind][request id][msgpack header][array 0][array 1]... Arrays travel as frames of their own,
+the header names their dtypes and shapes. There is no pickle: a header is validated into the record that
+`agentgym.protocol` declares for its kind, and anything else is a WireError that says what was wrong.
+
+`Channel` drains a plain pyzmq socket from an event-loop reader on its file descriptor; `zmq.asyncio` costs twice
+the CPU for a round trip. All socket options are set in `open_socket`, each with its reason.
+"""
+
+import asyncio
+import ipaddress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgpack
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from agentgym.errors import ConfigError, WireError
+from agentgym.protocol import KINDS, Header
+
+PROTOCOL_VERSION = 1
+"""In the header of `hello`; a peer with another number is refused."""
+
+MAX_HEADER_BYTES = 16 << 20
+MAX_FRAME_BYTES = 1 << 30
+"""ZeroMQ drops the connection of a peer that sends a larger frame."""
+MAX_ARRAYS = 16
+DTYPES = frozenset({"bool", "uint8", "uint16", "int32", "int64", "float32"})
+
+H = TypeVar("H", bound=Header)
+Arrays = Mapping[str, NDArray[Any] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """One decoded message."""
+
+    kind: str
+    request_id: bytes
+    header: Header
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """By name; read-only views of the received frames. An array sent as None is absent."""
+    sender: bytes = b""
+    """The peer's ZeroMQ identity on a ROUTER socket."""
+
+    def expect(self, record: type[H]) -> H:
+        """Return the header as the given record, or raise WireError."""
+        if not isinstance(self.header, record):
+            raise WireError(f"got a {self.kind!r} message where {record.kind!r} was expected")
+        return self.header
+
+
+def pack(header: Header, arrays: Arrays | None = None, *, request_id: bytes = b"") -> list[Any]:
+    """Return the frames of a message."""
+    fields = header.model_dump()
+    buffers = []
+    if arrays:
+        described = []
+        for name, array in arrays.items():
+            if array is not None:
+                contiguous = np.ascontiguousarray(array)
+                described.append((name, contiguous.dtype.name, contiguous.shape))
+                buffers.append(contiguous.data if contiguous.size else b"")
+        fields["_arrays"] = described
+    return [header.kind.encode(), request_id, msgpack.packb(fields), *buffers]
+
+
+def unpack(frames: Sequence[bytes], *, sender: bytes = b"") -> Packet:
+    """Return the message in the frames (without the ROUTER's identity frame).
+
+    Raises:
+        WireError: too few frames, an unknown kind, a header that is not what its kind declares, or array
+            frames that do not match the header.
+    """
+    if len(frames) < 3:
+        raise WireError(f"a message has at least 3 frames (kind, request id, header); got {len(frames)}")
+    kind = bytes(frames[0][:64]).decode("ascii", "replace")
+    record = KINDS.get(kind)
+    if record is None:
+        raise WireError(f"unknown message kind {kind!r}; known: {', '.join(sorted(KINDS))}")
+    if len(frames[2]) > MAX_HEADER_BYTES:
+        raise WireError(f"the header of a {kind!r} message has {len(frames[2])} bytes, over {MAX_HEADER_BYTES}")
+    try:
+        fields = msgpack.unpackb(frames[2], strict_map_key=False)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise WireError(f"the header of a {kind!r} message is not msgpack: {error}") from error
+    if not isinstance(fields, dict):
+        raise WireError(f"the header of a {kind!r} message is a {type(fields).__name__}, not a map")
+    arrays = _arrays(kind, fields.pop("_arrays", []), frames[3:])
+    try:
+        header = record.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise WireError(f"the header of a {kind!r} message is wrong at {place!r}: {first['msg']}") from error
+    return Packet(kind, bytes(frames[1]), header, arrays, sender)
+
+
+def _arrays(kind: str, described: Any, buffers: Sequence[bytes]) -> dict[str, NDArray[Any]]:
+    if not isinstance(described, list) or len(described) != len(buffers) or len(buffers) > MAX_ARRAYS:
+        raise WireError(f"a {kind!r} message has {len(buffers)} array frames, its header describes {described!r:.80}")
+    arrays = {}
+    for entry, buffer in zip(described, buffers, strict=True):
+        match entry:
+            case [str(name), str(dtype), list(shape)] if (
+                dtype in DTYPES and len(shape) <= 4 and all(type(n) is int and n >= 0 for n in shape)
+            ):
+                pass
+            case _:
+                raise WireError(f"a {kind!r} message describes an array as {entry!r:.80}")
+        count = 1
+        for n in shape:
+            count *= n
+        if count * np.dtype(dtype).itemsize != len(buffer):
+            raise WireError(f"array {name!r} of a {kind!r} message: {dtype}{shape} does not have {len(buffer)} bytes")
+        arrays[name] = np.frombuffer(buffer, dtype).reshape(shape)
+    return arrays
+
+
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], socket_type: int) -> zmq.Socket[bytes]:
+    """Return a socket with the options that every socket of agentgym has."""
+    socket = context.socket(socket_type)
+    # Bounded by leases and slots above; a peer that stops reading must not hold gigabytes here.
+    socket.setsockopt(zmq.SNDHWM, 100_000)
+    socket.setsockopt(zmq.RCVHWM, 100_000)
+    # A closing process may lose what its peer no longer reads; it must never hang in close().
+    socket.setsockopt(zmq.LINGER, 500)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    # TCP peers that vanish without a FIN (power, cable) are noticed by ZMTP heartbeats.
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20_000)
+    if socket_type == zmq.ROUTER:
+        # A peer that restarts under the same identity takes its place over.
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    return socket
+
+
+def refuse_public_bind(address: str) -> None:
+    """Raise ConfigError for an address that other machines could reach; such sockets need keys."""
+    scheme, _, rest = address.partition("://")
+    if scheme in ("ipc", "inproc"):
+        return
+    host = rest.rpartition(":")[0].strip("[]")
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if scheme != "tcp" or not loopback:
+        raise ConfigError(
+            f"cannot bind {address!r}: only ipc:// and loopback tcp:// addresses can be bound, since the wire is "
+            "not encrypted yet; use an SSH tunnel to reach other hosts"
+        )
+
+
+class Channel:
+    """A socket on the event loop: received messages go to a handler, `send` never blocks.
+
+    `on_garbage` gets (sender, WireError) for what could not be decoded; the channel itself goes on.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        on_packet: Callable[[Packet], None],
+        on_garbage: Callable[[bytes, WireError], None],
+    ) -> None:
+        """Start draining the socket from the running event loop."""
+        self._socket = socket
+        self._on_packet = on_packet
+        self._on_garbage = on_garbage
+        self._routed = socket.socket_type == zmq.ROUTER
+        self._loop = asyncio.get_running_loop()
+        self._drain_due = False
+        self._loop.add_reader(socket.FD, self._drain)
+        self._schedule_drain()
+
+    def send(self, header: Header, arrays: Arrays | None = None, *, to: bytes = b"", request_id: bytes = b"") -> None:
+        """Send a message; `to` is the peer's identity on a ROUTER socket.
+
+        Raises:
+            WireError: the peer has not read for so long that the socket's high-water mark is reached.
+        """
+        frames = pack(header, arrays, request_id=request_id)
+        try:
+            self._socket.send_multipart([to, *frames] if self._routed else frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again as error:
+            raise WireError(f"a {header.kind!r} message could not be sent: the peer does not read") from error
+        # The descriptor is edge-triggered: a send may consume the edge of a message that arrived meanwhile.
+        self._schedule_drain()
+
+    def close(self) -> None:
+        """Stop draining and close the socket."""
+        if not self._socket.closed:
+            self._loop.remove_reader(self._socket.FD)
+            self._socket.close()
+
+    def _schedule_drain(self) -> None:
+        if not self._drain_due:
+            self._drain_due = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._drain_due = False
+        for _ in range(256):  # then let other callbacks run
+            if self._socket.closed:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            sender = b""
+            if self._routed:
+                sender, *frames = frames
+            try:
+                packet = unpack(frames, sender=sender)
+            except WireError as error:
+                self._on_garbage(sender, error)
+                continue
+            self._on_packet(packet)
+        self._schedule_drain()

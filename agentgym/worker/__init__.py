@@ -1,0 +1,1 @@
+"""Who plays: the environment worker and one rollout."""

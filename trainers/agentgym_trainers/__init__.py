@@ -1,0 +1,1 @@
+"""Trainers for agentgym."""
