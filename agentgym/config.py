@@ -108,6 +108,9 @@ class AlgorithmConfig(Section):
     """A name in `agentgym.advantages`."""
     normalize_batch: bool = True
     """Divide the advantages of a step by their standard deviation over the step."""
+    loss_mean: Literal["token", "agent"] = "token"
+    """The loss of a step is the mean over its trained tokens, or the mean over its agents of the mean over their
+    tokens, so that a talkative agent does not dominate."""
     loss: Literal["dppo_tv", "ppo_clip"] = "dppo_tv"
     """A name in `agentgym_trainers.losses`."""
     updates: Positive = 2
@@ -263,8 +266,8 @@ class Config(Section):
                 raise ValueError(f"policy_mapping.{agent} = {policy!r}; known policies: {sorted(self.policies)}")
             if policy != self.learner and self.policies[policy].model is not None:
                 raise ValueError(f"policies.{policy} has a model but is not in policies_to_train")
-        if self.algorithm.advantage != "group_mean" and self.rollout.group_size < 2:
-            raise ValueError("algorithm.advantage compares members of a group; set rollout.group_size >= 2")
+        if self.rollout.group_size < 2 and self.run.steps:
+            raise ValueError("advantages compare the members of a group; set rollout.group_size >= 2")
         if self.sampling.max_tokens >= self.server.max_model_len:
             raise ValueError(
                 f"sampling.max_tokens = {self.sampling.max_tokens} leaves no room for a prompt in "

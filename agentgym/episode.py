@@ -42,8 +42,10 @@ class EndReason(StrEnum):
     """The next prompt would not have fitted into the model's context; no request was sent."""
     TIMEOUT = "timeout"
     """The episode took longer than `env.episode_timeout`."""
-    FAILED = "failed"
-    """An environment or a policy failed; `Episode.error` says how. Never trained."""
+    ENV_FAILED = "env_failed"
+    """The environment raised, broke its contract or did not return; `Episode.error` says how. Never trained."""
+    POLICY_FAILED = "policy_failed"
+    """No policy server answered; `Episode.error` says how. Never trained."""
 
 
 class Status(StrEnum):
@@ -56,7 +58,7 @@ class Status(StrEnum):
 
 def status_of(reason: EndReason) -> Status:
     """Return the status that an end reason implies."""
-    if reason is EndReason.FAILED:
+    if reason in (EndReason.ENV_FAILED, EndReason.POLICY_FAILED):
         return Status.FAILED
     return Status.OK if reason is EndReason.TERMINATED else Status.TRUNCATED
 

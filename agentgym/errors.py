@@ -6,6 +6,7 @@
     ├── EnvError         an environment raised, or broke its contract; the episode fails, the run goes on
     │   └── EnvTimeoutError  an environment call did not return in time
     ├── PolicyError      a policy server did not answer, or answered with an error
+    │   └── PolicyUnavailableError  no server is there to ask; asking again later may help
     ├── WireError        a message that could not be decoded
     ├── IntegrityError   a trajectory is not what its worker recorded
     └── RunError         a process of the run failed in a way that ends the run
@@ -37,6 +38,10 @@ class EnvTimeoutError(EnvError, TimeoutError):
 
 class PolicyError(AgentGymError, RuntimeError):
     """A policy did not answer, or answered with an error."""
+
+
+class PolicyUnavailableError(PolicyError):
+    """No policy server is there to ask, or it went away; asking again later may help."""
 
 
 class WireError(AgentGymError, ValueError):

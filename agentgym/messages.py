@@ -6,7 +6,9 @@ and sent between processes without a class. An environment returns only messages
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal
+
+from typing_extensions import NotRequired, TypedDict  # pydantic wants these below Python 3.12
 
 Role = Literal["system", "user", "assistant", "tool"]
 

@@ -1,0 +1,102 @@
+"""The command line: `agentgym train | serve | worker | init-model | list | play`.
+
+Nothing heavy is imported before the arguments are parsed, so that `--help` answers at once.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentgym.errors import AgentGymError
+
+app = typer.Typer(
+    name="agentgym",
+    help="Train language-model agents in Gymnasium and PettingZoo environments.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigFile = Annotated[Path, typer.Argument(help="The run's TOML file.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value, with TOML values.")]
+Resolved = Annotated[Path, typer.Option("--config", help="The resolved settings: RUN_DIR/config.json.")]
+Connect = Annotated[str, typer.Option("--coordinator", help="The coordinator's ZeroMQ address.")]
+ParentPid = Annotated[int | None, typer.Option(help="End when this process is no longer the parent.")]
+
+
+@app.command()
+def train(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option(help="Go on from the run's last checkpoint.")] = False,
+) -> None:
+    """Train the policy of a configuration in its environment."""
+    from rich.console import Console
+
+    from agentgym.config import load_config
+    from agentgym.coordinator.train import train as run
+
+    run(load_config(config, overrides or []), resume=resume, console=Console(soft_wrap=True))
+
+
+@app.command()
+def worker(
+    config: Resolved,
+    coordinator: Connect,
+    name: Annotated[str, typer.Option(help="How the worker is called in logs.")] = "worker",
+    parent_pid: ParentPid = None,
+) -> None:
+    """Play episodes for a coordinator; `agentgym train` starts its own workers."""
+    from agentgym.config import load_config
+    from agentgym.worker.process import main as run
+
+    run(load_config(config), name=name, coordinator=coordinator, parent_pid=parent_pid)
+
+
+@app.command()
+def init_model(
+    directory: Annotated[Path, typer.Argument(help="The folder to write.")],
+    preset: Annotated[str, typer.Option(help="Which model.")] = "tiny-moe",
+    seed: Annotated[int, typer.Option(help="Of the random weights; the same seed gives the same bytes.")] = 1,
+) -> None:
+    """Write a small random model in the Hugging Face format."""
+    from agentgym.tiny_model import init_model as write
+
+    write(directory, preset, seed)
+    typer.echo(f"{directory}: a random {preset} model, seed {seed}")
+
+
+@app.command("list")
+def list_environments() -> None:
+    """List the environments that are known."""
+    from agentgym.registry import list_envs
+
+    for env in list_envs():
+        scripted = f"  scripted: {', '.join(env.scripted)}" if env.scripted else ""
+        typer.echo(f"{env.id:30} {env.kind:9}{scripted}")
+
+
+@app.command()
+def play(
+    env_id: Annotated[str, typer.Argument(metavar="ID", help='An id, or "module:Class".')],
+    policy: Annotated[
+        str, typer.Option(help="A scripted policy's name, module:Class, or a model's folder.")
+    ] = "random",
+    episodes: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first episode.")] = 0,
+) -> None:
+    """Play an environment and print what was said."""
+    from agentgym.worker.play import play as run
+
+    run(env_id, policy=policy, episodes=episodes, seed=seed)
+
+
+def main() -> None:
+    """Run the command line; an expected error is one message on stderr and exit status 1."""
+    try:
+        app()
+    except AgentGymError as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        sys.exit(1)

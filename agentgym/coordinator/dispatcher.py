@@ -1,0 +1,143 @@
+"""Which episodes are played next, and what becomes of the finished ones. No sockets here.
+
+Groups are opened while fewer than the step's capacity are open, waiting or in training, and never more than the
+steps that are left can use. A failed play is tried again where the policy failed, and given up where the environment
+did: the same seed would fail again.
+"""
+
+import logging
+from collections import Counter, deque
+from typing import Any
+from zlib import crc32
+
+from agentgym.config import Config
+from agentgym.coordinator.groups import Group, GroupBuffer
+from agentgym.coordinator.leases import LeaseTable, Ticket
+from agentgym.coordinator.schedule import Step, sampling_seed, task_seed
+from agentgym.episode import EndReason, Episode, Status
+from agentgym.errors import RunError
+from agentgym.protocol import Lease
+
+_logger = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """The work of a run: tasks, groups and leases."""
+
+    def __init__(self, config: Config, state: dict[str, Any] | None = None) -> None:
+        """Begin with the first task, or where `state` of an earlier run says."""
+        state = state or {}
+        limits = config.env
+        self._config = config
+        self._env_key = crc32(config.env.id.encode())
+        self._next_task = int(state.get("next_task", 0))
+        self._next_group = int(state.get("next_group", 0))
+        self._again: deque[int] = deque(state.get("pending_tasks", []))
+        self._failures_in_a_row = 0
+        self.groups = GroupBuffer(timeout=config.rollout.group_timeout)
+        self.leases = LeaseTable(
+            max_retries=config.coordinator.max_retries,
+            # The worker enforces the limits of an episode; this one is for workers that fail to.
+            timeout=2 * limits.episode_timeout + limits.reset_timeout + limits.step_timeout,
+            first_id=int(state.get("next_lease", 1)),
+        )
+        self.counts: Counter[str] = Counter(state.get("counts", {}))
+        """Episodes by status since the run began: ok, truncated, failed; and the tokens they sampled."""
+        self.last_error = ""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold to go on without losing or repeating a task."""
+        return {
+            "next_task": self._next_task,
+            "next_group": self._next_group,
+            "next_lease": self.leases.next_id,
+            "pending_tasks": [*self.groups.pending_tasks(), *self._again],
+            "counts": dict(self.counts),
+        }
+
+    def top_up(self, step: Step, *, steps_left: int, in_training: int) -> None:
+        """Open groups for `step`, up to its capacity and to what the `steps_left` steps of its phase need."""
+        held = self.groups.open + self.groups.ready
+        wanted = min(step.capacity - in_training, steps_left * step.groups) - held
+        for _ in range(wanted):
+            self._open_group(step)
+
+    def issue(self, worker: bytes, now: float) -> Lease | None:
+        """Lease the next episode to a worker; None if none waits."""
+        return self.leases.issue(worker, now)
+
+    def take_in(self, lease_id: int, worker: bytes, episode: Episode, now: float) -> None:
+        """Take in the episode of a lease.
+
+        Raises:
+            RunError: so many plays failed one after another that the run cannot go on.
+        """
+        ticket = self.leases.finish(lease_id, worker)
+        if ticket is None:
+            return
+        self.counts[episode.status.value] += 1
+        if episode.status is not Status.FAILED:
+            self._failures_in_a_row = 0
+            self.counts["tokens"] += sum(int(t.loss_mask.sum()) for t in episode.trajectories)
+            self.groups.add(episode, now)
+            return
+        self.last_error = episode.error
+        _logger.warning("task %d, member %d failed: %s", ticket.task_index, ticket.member, episode.error)
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row >= max(16, self._config.episodes_per_step):
+            raise RunError(
+                f"{self._failures_in_a_row} episodes failed one after another, none succeeded; "
+                f"the last one: {episode.error}"
+            )
+        if episode.end_reason is EndReason.ENV_FAILED:
+            self.groups.give_up(ticket.group_id, ticket.member)
+        else:
+            self._retry([ticket])
+
+    def worker_lost(self, worker: bytes) -> int:
+        """Queue the episodes of a dead worker again; return how many it held."""
+        tickets = self.leases.take_back(worker)
+        self._retry(tickets)
+        return len(tickets)
+
+    def watch(self, now: float) -> list[tuple[int, bytes]]:
+        """Deal with what is overdue; return the (lease id, worker) pairs to be cancelled."""
+        for group in self.groups.expire(now):
+            _logger.warning(
+                "group %d went on with %d of %d members after %g s",
+                group.group_id, len(group.episodes), group.size, self._config.rollout.group_timeout,
+            )  # fmt: skip
+        overdue = self.leases.overdue(now)
+        self._retry([ticket for _, _, ticket in overdue])
+        return [(lease_id, worker) for lease_id, worker, _ in overdue]
+
+    def take(self, step: Step) -> list[Group] | None:
+        """Return the groups of a step, or None while there are not enough."""
+        return self.groups.take(step.groups) if self.groups.ready >= step.groups else None
+
+    def _retry(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            if not self.leases.try_again(ticket):
+                _logger.error("task %d, member %d is given up", ticket.task_index, ticket.member)
+                self.groups.give_up(ticket.group_id, ticket.member)
+
+    def _open_group(self, step: Step) -> None:
+        if self._again:
+            task = self._again.popleft()
+        else:
+            task, self._next_task = self._next_task, self._next_task + 1
+        group_id, self._next_group = self._next_group, self._next_group + 1
+        self.groups.start(group_id, task, step.group_size)
+        seed = self._config.run.seed
+        policies = {"*": self._config.warmup.policy} if step.warmup else {}
+        for member in range(step.group_size):
+            self.leases.add(
+                Ticket(
+                    task_index=task,
+                    seed=task_seed(seed, self._env_key, task),
+                    group_id=group_id,
+                    member=member,
+                    sampling_seed=sampling_seed(seed, group_id, member),
+                    policies=policies,
+                )
+            )

@@ -1,0 +1,102 @@
+"""Groups: the episodes of one task, gathered until they can be compared.
+
+A group is complete when each of its members has an episode or is given up. With fewer usable members than a
+comparison needs it is dropped and counted. A group whose first member has waited `timeout` seconds goes on with the
+members it has; the rest are late.
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from agentgym.episode import Episode
+
+
+@dataclass(slots=True)
+class Group:
+    """The episodes of one task."""
+
+    group_id: int
+    task_index: int
+    size: int
+    episodes: dict[int, Episode] = field(default_factory=dict)
+    """By member."""
+    given_up: set[int] = field(default_factory=set)
+    deadline: float | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing more is expected."""
+        return len(self.episodes) + len(self.given_up) >= self.size
+
+
+class GroupBuffer:
+    """Open groups, whose episodes are being played, and ready ones, which wait for the trainer."""
+
+    def __init__(self, *, timeout: float) -> None:
+        """Make an empty buffer."""
+        self._timeout = timeout
+        self._open: dict[int, Group] = {}
+        self._ready: deque[Group] = deque()
+        self.counts: Counter[str] = Counter()
+        """opened, ready, dropped, short (went on without all members), late (episodes of closed groups)."""
+
+    @property
+    def open(self) -> int:
+        """Groups whose episodes are being played."""
+        return len(self._open)
+
+    @property
+    def ready(self) -> int:
+        """Groups that wait for the trainer."""
+        return len(self._ready)
+
+    def pending_tasks(self) -> list[int]:
+        """Return the tasks of all groups that no step has consumed."""
+        return sorted(group.task_index for group in (*self._open.values(), *self._ready))
+
+    def start(self, group_id: int, task_index: int, size: int) -> None:
+        """Open a group."""
+        self._open[group_id] = Group(group_id, task_index, size)
+        self.counts["opened"] += 1
+
+    def add(self, episode: Episode, now: float) -> None:
+        """Put a finished episode into its group."""
+        group = self._open.get(episode.group_id)
+        if group is None or episode.member in group.episodes:
+            self.counts["late"] += 1
+            return
+        group.episodes[episode.member] = episode
+        if group.deadline is None:
+            group.deadline = now + self._timeout
+        self._close_if_complete(group)
+
+    def give_up(self, group_id: int, member: int) -> None:
+        """Go on without a member."""
+        group = self._open.get(group_id)
+        if group is not None:
+            group.given_up.add(member)
+            self._close_if_complete(group)
+
+    def expire(self, now: float) -> list[Group]:
+        """Close the groups past their deadline and return them."""
+        late = [g for g in self._open.values() if g.deadline is not None and g.deadline < now]
+        for group in late:
+            self.counts["short"] += 1
+            self._close(group)
+        return late
+
+    def take(self, count: int) -> list[Group]:
+        """Remove and return the `count` groups that have been ready for longest."""
+        return [self._ready.popleft() for _ in range(count)]
+
+    def _close_if_complete(self, group: Group) -> None:
+        if group.complete:
+            self._close(group)
+
+    def _close(self, group: Group) -> None:
+        del self._open[group.group_id]
+        if len(group.episodes) >= min(2, group.size):
+            self._ready.append(group)
+            self.counts["ready"] += 1
+        else:
+            self.counts["dropped"] += 1

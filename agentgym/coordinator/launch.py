@@ -1,0 +1,89 @@
+"""The command lines of a run's processes."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentgym.config import Config
+from agentgym.coordinator.supervisor import Supervisor
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a run keeps what its processes share."""
+
+    run: Path
+    """The run directory."""
+    sockets: Path
+    """A private folder with a short path: ZeroMQ's ipc addresses are limited to about 100 characters."""
+    exchange: Path
+    """Weights on their way from the trainer to the servers."""
+
+    @property
+    def config(self) -> Path:
+        """The resolved settings."""
+        return self.run / "config.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The trainer's checkpoints."""
+        return self.run / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The event files."""
+        return self.run / "tensorboard"
+
+    @property
+    def logs(self) -> Path:
+        """A log file per process."""
+        return self.run / "logs"
+
+    @property
+    def coordinator(self) -> str:
+        """The coordinator's address."""
+        return f"ipc://{self.sockets}/coordinator"
+
+
+def launch_all(supervisor: Supervisor, config: Config, places: Places, *, resume: Path | None) -> None:
+    """Start the trainer, the policy servers and the workers."""
+    parent = ["--parent-pid", str(os.getpid())]
+    common = ["--config", str(places.config), "--coordinator", places.coordinator, *parent]
+
+    def trainer() -> list[str]:
+        resumed = ["--resume", str(resume)] if resume else []
+        folders = ["--exchange", str(places.exchange), "--checkpoints", str(places.checkpoints)]
+        return ["agentgym_trainers.megatron.main", *common, *folders, *resumed]
+
+    supervisor.start("trainer", "trainer", trainer, _environment(config.trainer.threads))
+    for number in range(config.server.count if config.run.steps else 0):  # a warm-up alone samples nothing
+        name = f"server-{number}"
+        starts = iter(range(10**6))
+
+        def server(name: str = name, starts: "object" = starts) -> list[str]:
+            # Each start binds an address of its own: messages for a dead server must not reach its successor.
+            address = f"ipc://{places.sockets}/{name}-{next(starts)}"  # type: ignore[call-overload]
+            return ["agentgym", "serve", *common, "--name", name, "--bind", address]
+
+        supervisor.start(name, "server", server, _environment(config.server.threads))
+    for number in range(config.workers.count):
+        name = f"worker-{number}"
+
+        def worker(name: str = name) -> list[str]:
+            return ["agentgym", "worker", *common, "--name", name]
+
+        supervisor.start(name, "worker", worker, _environment(1))
+
+
+def read_state(checkpoint: Path) -> dict[str, object]:
+    """Return the coordinator's state in a checkpoint."""
+    state: dict[str, object] = json.loads((checkpoint / "coordinator.json").read_text())
+    return state
+
+
+def _environment(threads: int) -> dict[str, str]:
+    count = str(threads)
+    return {**OFFLINE, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count}

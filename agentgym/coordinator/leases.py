@@ -1,0 +1,114 @@
+"""Leases: which episode is being played where.
+
+Every lease leaves the table exactly once: its episode arrives, or it is taken back because its worker died, fell
+silent or overran the deadline. What is taken back is issued again under a new id, at most `max_retries` times, then
+given up. An answer to a lease that has left the table is late: it is counted and never used.
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
+
+from agentgym.protocol import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """An episode to be played, and how often that was tried."""
+
+    task_index: int
+    seed: int
+    group_id: int
+    member: int
+    sampling_seed: int
+    policies: dict[str, str] = field(default_factory=dict)
+    tries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Issued:
+    ticket: Ticket
+    worker: bytes
+    deadline: float
+
+
+class LeaseTable:
+    """The episodes that wait for a worker and those that are being played."""
+
+    def __init__(self, *, max_retries: int, timeout: float, first_id: int = 1) -> None:
+        """Make an empty table; `timeout` is the seconds that a lease may be out."""
+        self._max_retries = max_retries
+        self._timeout = timeout
+        self._next_id = first_id
+        self._waiting: deque[Ticket] = deque()
+        self._issued: dict[int, _Issued] = {}
+        self.counts: Counter[str] = Counter()
+        """issued, finished, taken_back, given_up, late."""
+
+    @property
+    def next_id(self) -> int:
+        """The id of the next lease."""
+        return self._next_id
+
+    @property
+    def waiting(self) -> int:
+        """Episodes that wait for a worker."""
+        return len(self._waiting)
+
+    @property
+    def playing(self) -> int:
+        """Leases that are out."""
+        return len(self._issued)
+
+    def add(self, ticket: Ticket) -> None:
+        """Queue an episode."""
+        self._waiting.append(ticket)
+
+    def issue(self, worker: bytes, now: float) -> Lease | None:
+        """Lease the next episode to a worker; None if none waits."""
+        if not self._waiting:
+            return None
+        ticket = self._waiting.popleft()
+        lease_id, self._next_id = self._next_id, self._next_id + 1
+        self._issued[lease_id] = _Issued(ticket, worker, now + self._timeout)
+        self.counts["issued"] += 1
+        return Lease(
+            lease_id=lease_id,
+            task_index=ticket.task_index,
+            seed=ticket.seed,
+            group_id=ticket.group_id,
+            member=ticket.member,
+            sampling_seed=ticket.sampling_seed,
+            policies=ticket.policies,
+        )
+
+    def finish(self, lease_id: int, worker: bytes) -> Ticket | None:
+        """Take in the answer to a lease; None if it is late or comes from another worker."""
+        issued = self._issued.get(lease_id)
+        if issued is None or issued.worker != worker:
+            self.counts["late"] += 1
+            return None
+        del self._issued[lease_id]
+        self.counts["finished"] += 1
+        return issued.ticket
+
+    def try_again(self, ticket: Ticket) -> bool:
+        """Queue an episode again, ahead of others; False if its tries are used up and it is given up."""
+        if ticket.tries >= self._max_retries:
+            self.counts["given_up"] += 1
+            return False
+        self._waiting.appendleft(replace(ticket, tries=ticket.tries + 1))
+        return True
+
+    def take_back(self, worker: bytes) -> list[Ticket]:
+        """Remove the leases of a dead worker and return their episodes."""
+        return self._remove([i for i, issued in self._issued.items() if issued.worker == worker])
+
+    def overdue(self, now: float) -> list[tuple[int, bytes, Ticket]]:
+        """Remove the leases past their deadline and return (lease id, worker, episode) of each."""
+        late = [(i, issued.worker) for i, issued in self._issued.items() if issued.deadline < now]
+        tickets = self._remove([lease_id for lease_id, _ in late])
+        return [(lease_id, worker, t) for (lease_id, worker), t in zip(late, tickets, strict=True)]
+
+    def _remove(self, lease_ids: list[int]) -> list[Ticket]:
+        self.counts["taken_back"] += len(lease_ids)
+        return [self._issued.pop(lease_id).ticket for lease_id in lease_ids]

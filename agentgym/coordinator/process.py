@@ -1,0 +1,371 @@
+"""The coordinator: hands out episodes, gathers them in groups, feeds the trainer, publishes its weights.
+
+It owns the run: it starts the other processes, watches them, and ends with the first cause of a failure. Everything
+happens on one event loop: `_receive` (a message came), `_pump` (what can be done now is done) and `_watch` (what is
+overdue is dealt with).
+
+A step's groups count against the capacity until its weights are published, so that a token is never further behind
+than `rollout.max_staleness` when it is trained; `assemble` masks what is older all the same.
+"""
+
+import asyncio
+import logging
+import time
+
+import zmq
+
+from agentgym.batch import concatenate, pack_microbatches
+from agentgym.config import Config
+from agentgym.coordinator.assemble import Assembled, assemble
+from agentgym.coordinator.dispatcher import Dispatcher
+from agentgym.coordinator.launch import Places
+from agentgym.coordinator.peers import Offer, Peers, ServerPeer, WorkerPeer
+from agentgym.coordinator.report import Reporter
+from agentgym.coordinator.schedule import Schedule, Step
+from agentgym.coordinator.supervisor import Supervisor
+from agentgym.episode_codec import decode_episode
+from agentgym.errors import RunError, WireError
+from agentgym.protocol import (
+    Ack,
+    BatchHeader,
+    BatchRequest,
+    Cancel,
+    Drain,
+    EpisodeDone,
+    Error,
+    Header,
+    Heartbeat,
+    Hello,
+    Loaded,
+    LoadWeights,
+    Ready,
+    Servers,
+    StepDone,
+    Welcome,
+)
+from agentgym.weights import remove_older
+from agentgym.wire import PROTOCOL_VERSION, Channel, Packet, open_socket, refuse_public_bind
+
+WATCH_SECONDS = 0.25
+
+_logger = logging.getLogger(__name__)
+
+
+class Coordinator:
+    """One run, from its first lease to its last step."""
+
+    def __init__(
+        self,
+        config: Config,
+        places: Places,
+        *,
+        supervisor: Supervisor,
+        reporter: Reporter,
+        first_step: int = 1,
+        state: dict[str, object] | None = None,
+    ) -> None:
+        """Prepare the run; `first_step` and `state` come from a checkpoint when it is resumed."""
+        self._config = config
+        self._places = places
+        self._supervisor = supervisor
+        self._reporter = reporter
+        self._schedule = Schedule(config)
+        self._dispatcher = Dispatcher(config, state)
+        self._peers = Peers()
+        self._done = first_step - 1
+        self._last_step = self._schedule.last_step
+        self._training: tuple[Step, Assembled] | None = None
+        self._groups_held = 0
+        """Groups in training, or trained while their weights are not yet published."""
+        self._trainer_waits = False
+        self._published: int | None = None
+        self._announced: list[str] = []
+        self._progress = time.monotonic()
+        self._next_heartbeat = 0.0
+        self._garbage_count = 0
+        self._failure: RunError | None = None
+
+    def stop_soon(self) -> None:
+        """End after one more step, with a checkpoint."""
+        started = self._training[0].number if self._training else self._done
+        self._last_step = min(self._last_step, started + 1)
+        self._reporter.say(f"stopping after step {self._last_step}; once more to stop at once")
+
+    async def run(self) -> None:
+        """Run to the last step.
+
+        Raises:
+            RunError: the run cannot go on; the message names the first cause.
+        """
+        refuse_public_bind(self._places.coordinator)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = open_socket(context, zmq.ROUTER)
+        socket.bind(self._places.coordinator)
+        self._channel = Channel(socket, self._receive, self._garbage)
+        try:
+            while self._done < self._last_step:
+                if self._failure is not None:
+                    raise self._failure
+                self._watch()
+                self._pump()
+                await asyncio.sleep(WATCH_SECONDS)
+        finally:
+            everyone = [*self._peers.workers, *self._peers.servers]
+            for identity in [*everyone, *([self._peers.trainer] if self._peers.trainer else [])]:
+                self._channel.send(Drain(), to=identity)
+            await asyncio.sleep(0.1)  # let the drains leave before the socket closes
+            self._channel.close()
+
+    # ---------------------------------------------------------------- messages
+
+    def _receive(self, packet: Packet) -> None:
+        now = time.monotonic()
+        name = self._peers.heard(packet.sender, now)
+        try:
+            if isinstance(packet.header, Hello):
+                self._hello(packet.sender, packet.header, now)
+            elif name is None and isinstance(packet.header, Heartbeat):
+                pass  # it lives, and loads its model
+            elif name is None:
+                raise WireError(f"{packet.kind!r} before hello")
+            else:
+                self._supervisor.heard(name)
+                self._known(name, packet, now)
+            self._pump()
+        except WireError as error:
+            self._garbage(packet.sender, error)
+        except RunError as error:
+            self._failure = self._failure or error
+
+    def _known(self, name: str, packet: Packet, now: float) -> None:
+        sender, header = packet.sender, packet.header
+        match header:
+            case Heartbeat():
+                self._supervisor.heard(name, header.stats)
+            case Ready() if sender in self._peers.workers:
+                self._peers.workers[sender].credits += header.credits
+            case EpisodeDone() if sender in self._peers.workers:
+                episode = decode_episode(header.episode, packet.arrays)
+                self._dispatcher.take_in(header.lease_id, sender, episode, now)
+                self._channel.send(Ack(lease_id=header.lease_id), to=sender)
+            case Loaded() if sender in self._peers.servers:
+                self._loaded(self._peers.servers[sender], header)
+            case BatchRequest() if sender == self._peers.trainer:
+                if header.step != self._done + 1:
+                    raise RunError(f"the trainer asks for step {header.step}; step {self._done + 1} is next")
+                self._trainer_waits, self._progress = True, now
+            case StepDone() if sender == self._peers.trainer:
+                self._step_done(header, now)
+            case Error():
+                _logger.error("%s: %s", name, header.text)
+                if header.fatal:
+                    raise RunError(f"{name}: {header.text}")
+            case _:
+                raise WireError(f"{packet.kind!r} from {name} is not a message for the coordinator")
+
+    def _hello(self, sender: bytes, hello: Hello, now: float) -> None:
+        if hello.protocol != PROTOCOL_VERSION:
+            text = f"{hello.name} speaks protocol {hello.protocol}, this run {PROTOCOL_VERSION}; install one version"
+            self._channel.send(Error(text=text, fatal=True), to=sender)
+            raise WireError(text)
+        self._supervisor.heard(hello.name)
+        self._channel.send(Welcome(), to=sender)
+        match hello.role:
+            case "worker":
+                self._lose(hello.name)  # it may come back before its death was noticed
+                self._peers.workers[sender] = WorkerPeer(hello.name, sender, now)
+                self._send_servers([sender])
+            case "server":
+                self._lose(hello.name)
+                self._peers.servers[sender] = ServerPeer(
+                    hello.name, sender, now, hello.address, hello.max_model_len, hello.version
+                )
+            case "trainer":
+                self._peers.trainer = sender
+                self._peers.offer = Offer(hello.version, hello.weights)
+        _logger.info("%s (pid %d) is there, version %d", hello.name, hello.pid, hello.version)
+        self._update_servers()
+
+    def _garbage(self, sender: bytes, error: WireError) -> None:
+        self._garbage_count += 1
+        _logger.warning("dropped a message from %s: %s", sender.hex(), error)
+        self._channel.send(Error(text=str(error)), to=sender)
+
+    # ---------------------------------------------------------------- weights
+
+    def _loaded(self, server: ServerPeer, header: Loaded) -> None:
+        server.version = header.version
+        server.loading = None
+        self._reporter.loaded(header.seconds)
+        self._update_servers()
+
+    def _update_servers(self) -> None:
+        """Ask servers that are behind to load, note what is published, tell workers whom to ask."""
+        offer = self._peers.offer
+        for server in self._peers.to_load():
+            assert offer is not None
+            self._channel.send(LoadWeights(version=offer.version, path=offer.path), to=server.identity)
+        published = self._peers.published
+        if published is not None and published != self._published:
+            self._published, self._progress = published, time.monotonic()
+            remove_older(self._places.exchange, published)
+            if self._training is None or self._training[0].number - 1 == published:
+                self._groups_held = self._training[0].groups if self._training else 0
+        announced = self._peers.announced(self._published)
+        addresses = sorted(server.address for server in announced)
+        if addresses != self._announced:
+            self._announced = addresses
+            self._send_servers(list(self._peers.workers))
+
+    def _send_servers(self, workers: list[bytes]) -> None:
+        lengths = [server.max_model_len for server in self._peers.servers.values()]
+        message = Servers(addresses=self._announced, max_model_len=min(lengths, default=0))
+        for identity in workers:
+            self._channel.send(message, to=identity)
+
+    # ---------------------------------------------------------------- what can be done now
+
+    def _pump(self) -> None:
+        now = time.monotonic()
+        number = (self._training[0].number if self._training else self._done) + 1
+        if number <= self._last_step:
+            step = self._schedule.step(number)
+            if step.warmup or self._announced:
+                left = min(self._schedule.phase_end(number), self._last_step) - number + 1
+                if step.warmup or self._schedule.warmup_steps < number - 1 or self._groups_held == 0:
+                    self._dispatcher.top_up(step, steps_left=left, in_training=self._groups_held)
+                self._issue(now)
+        if self._trainer_waits and self._training is None:
+            self._send_batch(self._schedule.step(self._done + 1), now)
+
+    def _issue(self, now: float) -> None:
+        while (worker := self._peers.freest_worker()) is not None:
+            lease = self._dispatcher.issue(worker.identity, now)
+            if lease is None:
+                return
+            worker.credits -= 1
+            self._channel.send(lease, to=worker.identity)
+
+    def _send_batch(self, step: Step, now: float) -> None:
+        groups = self._dispatcher.take(step)
+        if groups is None:
+            return
+        config = self._config
+        assembled = assemble(
+            groups,
+            algorithm=config.algorithm,
+            warmup=step.warmup,
+            version=self._done,
+            max_staleness=config.rollout.max_staleness,
+        )
+        if not assembled.samples:
+            self._reporter.say(f"all {len(groups)} groups of step {step.number} were too old; playing others")
+            return
+        samples = assembled.samples
+        lengths = [len(sample.tokens) for sample in samples]
+        header = BatchHeader(
+            step=step.number,
+            loss=step.loss,
+            learning_rate=step.learning_rate,
+            updates=step.updates,
+            lengths=lengths,
+            checksums=[sample.checksum for sample in samples],
+            microbatches=pack_microbatches(lengths, config.trainer.tokens_per_microbatch),
+            publish=step.publish,
+            checkpoint=self._checkpoint_due(step),
+            state={**self._dispatcher.state(), "step": step.number},
+        )
+        assert self._peers.trainer is not None
+        self._channel.send(header, concatenate(samples), to=self._peers.trainer)
+        self._training, self._trainer_waits = (step, assembled), False
+        self._groups_held += len(groups)
+        self._progress = now
+        self._reporter.batch_sent(step, assembled)
+
+    def _checkpoint_due(self, step: Step) -> bool:
+        learned = step.number - self._schedule.warmup_steps
+        every = self._config.trainer.checkpoint_every
+        return step.number == self._last_step or (learned >= 0 and learned % every == 0)
+
+    def _step_done(self, header: StepDone, now: float) -> None:
+        if self._training is None or header.step != self._training[0].number:
+            raise RunError(f"the trainer finished step {header.step}, which it was not given")
+        step, assembled = self._training
+        self._training, self._done, self._progress = None, step.number, now
+        if header.weights:
+            self._peers.offer = Offer(step.number, header.weights)
+        else:
+            self._groups_held = 0
+        self._reporter.step_done(step, assembled, header, self._numbers())
+        self._update_servers()
+
+    def _numbers(self) -> dict[str, float]:
+        """Return the numbers of the system as it is now."""
+        dispatcher, supervisor = self._dispatcher, self._supervisor
+        numbers = {
+            "policy/version": float(self._published or 0),
+            "system/queue/waiting": float(dispatcher.leases.waiting),
+            "system/queue/playing": float(dispatcher.leases.playing),
+            "system/queue/open_groups": float(dispatcher.groups.open),
+            "system/queue/ready_groups": float(dispatcher.groups.ready),
+            "system/messages_dropped": float(self._garbage_count),
+            "system/restarts": float(sum(child.restarts for child in supervisor.children.values())),
+        }
+        for name, count in dispatcher.leases.counts.items():
+            numbers[f"system/leases/{name}"] = float(count)
+        for name, count in dispatcher.groups.counts.items():
+            numbers[f"system/groups/{name}"] = float(count)
+        for name, count in dispatcher.counts.items():
+            numbers[f"system/episodes/{name}"] = float(count)
+        for child in supervisor.children.values():
+            for name, value in child.stats.items():
+                numbers[f"system/{child.name}/{name}"] = value
+        return numbers
+
+    # ---------------------------------------------------------------- what is overdue
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        limits = self._config.coordinator
+        for child, described in self._supervisor.restart_dead():
+            held = self._lose(child.name)
+            again = f"; its {held} episodes are played again" if child.role == "worker" else ""
+            self._reporter.say(f"{described}; restarted as pid {child.pid}{again}")
+        for name in self._peers.silent(now - limits.heartbeat_timeout):
+            if name not in self._supervisor.children:
+                self._reporter.say(f"{name} was silent for {limits.heartbeat_timeout:g} s; {self._lose(name)} episodes are played again")
+        for lease_id, identity in self._dispatcher.watch(now):
+            _logger.warning("lease %d is overdue at %s; it is issued again", lease_id, identity.hex())
+            self._channel.send(Cancel(lease_id=lease_id), to=identity)
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + limits.heartbeat_interval
+            peers = [*self._peers.workers, *self._peers.servers]
+            for identity in [*peers, *([self._peers.trainer] if self._peers.trainer else [])]:
+                self._channel.send(Heartbeat(), to=identity)
+        if now - self._progress > limits.step_timeout:
+            raise RunError(f"no progress for {limits.step_timeout:g} s: {self._waiting_for()}")
+
+    def _waiting_for(self) -> str:
+        """Say in one line who is waited for."""
+        if self._peers.trainer is None:
+            return f"the trainer has not said hello\n{self._supervisor.last_words('trainer')}"
+        if self._training is not None:
+            return f"the trainer works on step {self._training[0].number}\n{self._supervisor.last_words('trainer')}"
+        if not self._peers.workers:
+            return "no worker is connected"
+        loading = [server.name for server in self._peers.servers.values() if server.loading is not None]
+        if loading:
+            return f"{', '.join(loading)} is loading weights"
+        if not self._announced and self._done >= self._schedule.warmup_steps:
+            return "no policy server is ready"
+        leases, groups = self._dispatcher.leases, self._dispatcher.groups
+        return (
+            f"{leases.playing} episodes are being played and {leases.waiting} wait, {groups.open} groups are open, "
+            f"{groups.ready} ready; last failure: {self._dispatcher.last_error or 'none'}"
+        )
+
+    def _lose(self, name: str) -> int:
+        """Forget a peer and queue its episodes again; return how many."""
+        held = sum(self._dispatcher.worker_lost(identity) for identity in self._peers.forget(name))
+        self._update_servers()
+        return held

@@ -1,0 +1,154 @@
+"""What a run says while it goes: a line per step on the terminal, everything in TensorBoard."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from agentgym.config import TensorBoardConfig
+from agentgym.coordinator.assemble import Assembled
+from agentgym.coordinator.schedule import Schedule, Step
+from agentgym.metrics import TensorBoard, episode_metrics
+from agentgym.protocol import StepDone
+
+_logger = logging.getLogger(__name__)
+
+COLUMNS = (
+    ("step", 11), ("success", 7), ("reward", 7), ("age", 5), ("loss", 8), ("entropy", 7),
+    ("ep/s", 6), ("tok/s", 6), ("trainer", 7), ("engine", 7), ("left", 6),
+)  # fmt: skip
+"""Title and width of the columns on the terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """Throughput since the step before."""
+
+    seconds: float
+    episodes: float
+    tokens: float
+    trainer_busy: float
+
+
+class Reporter:
+    """Prints and records the progress of a run."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        tensorboard: TensorBoard,
+        config: TensorBoardConfig,
+        *,
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Report to `console` and `tensorboard`."""
+        self._schedule = schedule
+        self._tensorboard = tensorboard
+        self._config = config
+        self._console = console
+        self._clock = clock
+        self._last = clock()
+        self._tokens = 0.0
+        self._load_seconds = 0.0
+        self._steps_timed = 0
+        self._phase_started = clock()
+        self._warmup: bool | None = None
+        self._printed = 0.0
+        self.last_episode_metrics: dict[str, float] = {}
+
+    def say(self, text: str) -> None:
+        """Print one line, and log it."""
+        _logger.warning(text)
+        self._console.print(f"[yellow]{time.strftime('%H:%M:%S')}[/] {text}", highlight=False)
+
+    def loaded(self, seconds: float) -> None:
+        """Note how long a policy server took to load weights."""
+        self._load_seconds = seconds
+
+    def batch_sent(self, step: Step, assembled: Assembled) -> None:
+        """Record the episodes of a step."""
+        if step.warmup != self._warmup:
+            self._begin_phase(step)
+        number = step.number if step.warmup else step.number - self._schedule.warmup_steps
+        metrics = episode_metrics(assembled.episodes)
+        self.last_episode_metrics = metrics
+        if step.warmup:
+            metrics = {f"warmup/{name}": value for name, value in metrics.items() if name.startswith("episode/")}
+        elif number % self._config.samples_every == 1 or self._config.samples_every == 1:
+            self._tensorboard.episodes("samples/episodes", assembled.episodes[: self._config.samples], number)
+        self._tensorboard.scalars(metrics, number)
+        if not step.warmup:
+            self._tensorboard.histogram("policy/age_histogram", assembled.ages, number)
+
+    def step_done(
+        self, step: Step, assembled: Assembled, header: StepDone, numbers: dict[str, float]
+    ) -> None:
+        """Record an optimizer step and print its line."""
+        now = self._clock()
+        seconds, self._last = max(1e-9, now - self._last), now
+        tokens = numbers.get("system/episodes/tokens", 0.0)
+        rates = _Rates(
+            seconds=seconds,
+            episodes=len(assembled.episodes) / seconds,
+            tokens=(tokens - self._tokens) / seconds,
+            trainer_busy=min(1.0, header.metrics.get("seconds", 0.0) / seconds),
+        )
+        self._tokens = tokens
+        self._steps_timed += 1
+        engine = [value for name, value in numbers.items() if name.endswith("/busy") and "/server-" in name]
+        ages = assembled.ages
+        if step.warmup:
+            values = {f"warmup/{name}": value for name, value in header.metrics.items()}
+            number = step.number
+        else:
+            number = step.number - self._schedule.warmup_steps
+            values = {f"train/{name}": value for name, value in header.metrics.items()}
+            values |= {f"train/{name}": value for name, value in assembled.metrics.items()} | numbers
+            values |= {
+                "policy/age_mean": float(ages.mean()) if len(ages) else 0.0,
+                "policy/age_max": float(ages.max()) if len(ages) else 0.0,
+                "policy/load_seconds": self._load_seconds,
+                "system/episodes_per_second": rates.episodes,
+                "system/tokens_per_second": rates.tokens,
+                "system/step_seconds": rates.seconds,
+                "system/busy/trainer": rates.trainer_busy,
+                "system/busy/engine": sum(engine) / len(engine) if engine else 0.0,
+            }
+        self._tensorboard.scalars(values, number)
+        self._tensorboard.flush()
+        last = self._schedule.phase_end(step.number)
+        # In the warm-up steps are short: a line a second is enough.
+        if not step.warmup or step.number == last or now - self._printed > 5.0:
+            self._printed = now
+            age = float(ages.mean()) if len(ages) else 0.0
+            self._row(step, number, header, rates, age, sum(engine) / len(engine) if engine else 0.0)
+
+    def _begin_phase(self, step: Step) -> None:
+        self._warmup = step.warmup
+        self._phase_started, self._steps_timed = self._clock(), 0
+        phase = "warm-up: supervised steps on scripted episodes" if step.warmup else "reinforcement learning"
+        self._console.print(f"[bold]{phase}[/]", highlight=False)
+        self._console.print(" ".join(f"{title:>{width}}" for title, width in COLUMNS), style="bold")
+
+    def _row(self, step: Step, number: int, header: StepDone, rates: _Rates, age: float, engine: float) -> None:
+        steps = self._schedule.phase_end(step.number) - (0 if step.warmup else self._schedule.warmup_steps)
+        left = (steps - number) * (self._clock() - self._phase_started) / max(1, self._steps_timed)
+        metrics = self.last_episode_metrics
+        cells = (
+            f"{number}/{steps}",
+            f"{metrics['episode/success']:.3f}" if "episode/success" in metrics else "-",
+            f"{metrics.get('episode/reward', 0.0):.3f}",
+            f"{age:.2f}",
+            f"{header.metrics.get('loss', 0.0):.4f}",
+            f"{header.metrics.get('entropy', 0.0):.3f}",
+            f"{rates.episodes:.0f}",
+            f"{rates.tokens:.0f}",
+            f"{rates.trainer_busy:.0%}",
+            f"{engine:.0%}",
+            f"{int(left) // 60}:{int(left) % 60:02d}",
+        )
+        line = " ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))
+        self._console.print(line, highlight=False)

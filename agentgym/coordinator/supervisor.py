@@ -1,0 +1,173 @@
+"""Start, watch, restart and stop the processes of a run.
+
+A process that ends by itself, or that is silent for too long, is named in the log with its exit status and the end
+of its own log, and started again, at most `max_restarts` times. Only processes started here are ever signalled.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentgym.errors import RunError
+from agentgym.protocol import Role
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Child:
+    """A process of the run; a restart keeps the name."""
+
+    name: str
+    role: Role
+    arguments: Callable[[], list[str]]
+    """After `python -m`, made anew for each start."""
+    environment: dict[str, str]
+    restarts: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    heard: float | None = None
+    """When it was last heard from; None before its hello."""
+    stats: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def pid(self) -> int:
+        """Its process id, 0 if it does not run."""
+        return self.process.pid if self.process is not None else 0
+
+
+class Supervisor:
+    """The processes of a run."""
+
+    def __init__(
+        self,
+        *,
+        logs: Path,
+        start_timeout: float,
+        silence_timeout: float,
+        max_restarts: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Watch no process yet."""
+        self._logs = logs
+        self._start_timeout = start_timeout
+        self._silence_timeout = silence_timeout
+        self._max_restarts = max_restarts
+        self._clock = clock
+        self.children: dict[str, Child] = {}
+
+    def start(
+        self, name: str, role: Role, arguments: Callable[[], list[str]], environment: dict[str, str]
+    ) -> None:
+        """Start a process and watch it from now on."""
+        child = self.children[name] = Child(name, role, arguments, environment)
+        self._spawn(child)
+
+    def log_file(self, name: str) -> Path:
+        """Return where a process writes its log and what it prints."""
+        return self._logs / f"{name}.log"
+
+    def heard(self, name: str, stats: dict[str, float] | None = None) -> None:
+        """Note that a process gave a sign of life."""
+        child = self.children.get(name)
+        if child is not None:
+            child.heard = self._clock()
+            if stats is not None:
+                child.stats = stats
+
+    def restart_dead(self) -> list[tuple[Child, str]]:
+        """Restart every process that ended or fell silent; return each with what happened to it.
+
+        Raises:
+            RunError: a process died more than `max_restarts` times, or is the trainer, whose state is in the
+                last checkpoint.
+        """
+        dead = []
+        for child in self.children.values():
+            why = self._what_happened(child)
+            if why is None:
+                continue
+            self._kill(child)
+            described = f"{child.name} (pid {child.pid}) {why}"
+            if child.role == "trainer":
+                raise RunError(f"{described}; go on from the last checkpoint with --resume\n{self.last_words(child.name)}")
+            if child.heard is None and child.restarts:
+                raise RunError(f"{described} before it was ready, twice\n{self.last_words(child.name)}")
+            if child.restarts >= self._max_restarts:
+                raise RunError(
+                    f"{described} and was restarted {child.restarts} times already\n{self.last_words(child.name)}"
+                )
+            child.restarts += 1
+            self._spawn(child)
+            dead.append((child, described))
+        return dead
+
+    def last_words(self, name: str, lines: int = 15) -> str:
+        """Return the end of a process's log."""
+        path = self.log_file(name)
+        text = path.read_text(errors="replace") if path.exists() else ""
+        tail = "\n".join(f"  | {line}" for line in text.splitlines()[-lines:])
+        return f"last lines of {path}:\n{tail}" if tail else f"{path} is empty"
+
+    def stop(self, timeout: float) -> None:
+        """Wait for the processes to end by themselves, then terminate, then kill."""
+        deadline = self._clock() + timeout
+        for child in self._running():
+            if child.heard is None:  # it never connected, so nobody told it to end
+                child.process.terminate()  # type: ignore[union-attr]
+        for child in self.children.values():
+            self._wait(child, deadline)
+        for child in self._running():
+            _logger.warning("%s (pid %d) did not end within %.0f s; terminating it", child.name, child.pid, timeout)
+            child.process.terminate()  # type: ignore[union-attr]
+        for child in self._running():
+            self._wait(child, self._clock() + 3.0)
+            self._kill(child)
+
+    def _running(self) -> Sequence[Child]:
+        return [c for c in self.children.values() if c.process is not None and c.process.poll() is None]
+
+    def _wait(self, child: Child, deadline: float) -> None:
+        if child.process is not None:
+            try:
+                child.process.wait(max(0.0, deadline - self._clock()))
+            except subprocess.TimeoutExpired:
+                return
+
+    def _what_happened(self, child: Child) -> str | None:
+        assert child.process is not None
+        status = child.process.poll()
+        if status is not None:
+            return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        now = self._clock()
+        if child.heard is None and now - child.started > self._start_timeout:
+            return f"did not say hello within {self._start_timeout:g} s"
+        if child.heard is not None and now - child.heard > self._silence_timeout:
+            return f"was silent for {now - child.heard:.0f} s"
+        return None
+
+    def _spawn(self, child: Child) -> None:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        with self.log_file(child.name).open("ab") as log:
+            child.process = subprocess.Popen(
+                [sys.executable, "-m", *child.arguments()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **child.environment},
+                # Ctrl-C in the terminal goes to the coordinator alone, which then stops the others in order.
+                start_new_session=True,
+            )
+        child.started, child.heard = self._clock(), None
+        _logger.info("started %s (pid %d)", child.name, child.pid)
+
+    def _kill(self, child: Child) -> None:
+        if child.process is not None and child.process.poll() is None:
+            child.process.kill()
+            child.process.wait()

@@ -1,0 +1,153 @@
+"""`agentgym train`: make the run directory, start everything, run, stop everything, say where the results are."""
+
+import asyncio
+import contextlib
+import json
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from agentgym.config import Config, save_config
+from agentgym.coordinator.launch import Places, launch_all, read_state
+from agentgym.coordinator.process import Coordinator
+from agentgym.coordinator.report import Reporter
+from agentgym.coordinator.schedule import Schedule
+from agentgym.coordinator.supervisor import Supervisor
+from agentgym.errors import ConfigError, RunError
+from agentgym.log import setup_logging
+from agentgym.metrics import TensorBoard
+from agentgym.registry import make
+from agentgym.model import check_model
+from agentgym.weights import make_exchange
+
+STOP_SECONDS = 10.0
+
+
+def train(config: Config, *, resume: bool, console: Console) -> None:
+    """Run a training to its end.
+
+    Raises:
+        ConfigError: the environment, the model or the run directory is not as the configuration says.
+        RunError: the run could not go on; the message names the first cause.
+    """
+    run_dir = config.run_dir
+    checkpoint = latest_checkpoint(run_dir) if resume else None
+    state = read_state(checkpoint) if checkpoint else None
+    done = int(str(state["step"])) if state else 0
+    check_model(config.model)
+    make(config.env.id, **config.env.kwargs).close()
+    _prepare(config, resume=resume)
+    with _places(run_dir) as places:
+        setup_logging("coordinator", file=places.logs / "coordinator.log")
+        schedule = Schedule(config)
+        learned = max(0, done - config.warmup.steps)
+        board = TensorBoard(places.tensorboard, first_step=learned + 1 if resume else 0)
+        limits = config.coordinator
+        supervisor = Supervisor(
+            logs=places.logs,
+            start_timeout=limits.start_timeout,
+            silence_timeout=limits.heartbeat_timeout,
+            max_restarts=limits.max_restarts,
+        )
+        console.print(
+            f"run {run_dir}: {config.env.id}, model {config.model}"
+            + (f", resumed after step {done} from {checkpoint}" if checkpoint else ""),
+            highlight=False,
+        )
+        console.print(f"  watch it: tensorboard --logdir {places.tensorboard}", highlight=False)
+        reporter = Reporter(schedule, board, config.tensorboard, console=console)
+        try:
+            asyncio.run(_run(config, places, supervisor, reporter, done, state, checkpoint))
+        finally:
+            supervisor.stop(STOP_SECONDS)
+            board.close()
+    _summary(run_dir, reporter, console)
+
+
+def latest_checkpoint(run_dir: Path) -> Path:
+    """Return the newest complete checkpoint of a run."""
+    pointer = run_dir / "checkpoints" / "latest"
+    if not pointer.exists():
+        raise ConfigError(f"cannot resume: {run_dir} has no checkpoint ({pointer} does not exist)")
+    return run_dir / "checkpoints" / pointer.read_text().strip()
+
+
+async def _run(
+    config: Config,
+    places: Places,
+    supervisor: Supervisor,
+    reporter: Reporter,
+    done: int,
+    state: dict[str, object] | None,
+    checkpoint: Path | None,
+) -> None:
+    coordinator = Coordinator(
+        config, places, supervisor=supervisor, reporter=reporter, first_step=done + 1, state=state
+    )
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(coordinator.run())
+    signals = 0
+
+    def interrupted() -> None:
+        nonlocal signals
+        signals += 1
+        if signals == 1:
+            coordinator.stop_soon()
+        else:
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupted)
+    launch_all(supervisor, config, places, resume=checkpoint)
+    try:
+        await task
+    except asyncio.CancelledError:
+        raise RunError("stopped at once on request; go on from the last checkpoint with --resume") from None
+
+
+def _prepare(config: Config, *, resume: bool) -> None:
+    """Make the run directory, or check that a resumed run has the settings it was started with."""
+    run_dir = config.run_dir
+    settings = run_dir / "config.json"
+    if resume:
+        before = json.loads(settings.read_text())
+        now = json.loads(config.model_dump_json())
+        before["run"]["steps"] = now["run"]["steps"]  # a finished run may be given more steps
+        changed = [key for key in now if now[key] != before.get(key)]
+        if changed:
+            raise ConfigError(
+                f"cannot resume {run_dir} with other settings: {', '.join(changed)} differ from {settings}; "
+                "only run.steps may change"
+            )
+    elif settings.exists():
+        raise ConfigError(
+            f"{run_dir} holds a run already; go on with --resume, choose another run.name, or remove the folder"
+        )
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "logs").mkdir(exist_ok=True)
+    save_config(config, settings)
+
+
+@contextlib.contextmanager
+def _places(run_dir: Path) -> Iterator[Places]:
+    sockets = Path(tempfile.mkdtemp(prefix="agentgym-"))
+    exchange = make_exchange()
+    try:
+        yield Places(run_dir.absolute(), sockets, exchange)
+    finally:
+        shutil.rmtree(sockets, ignore_errors=True)
+        shutil.rmtree(exchange, ignore_errors=True)
+
+
+def _summary(run_dir: Path, reporter: Reporter, console: Console) -> None:
+    metrics = reporter.last_episode_metrics
+    success = f", success {metrics['episode/success']:.3f}" if "episode/success" in metrics else ""
+    console.print(f"done: reward {metrics.get('episode/reward', 0.0):.3f}{success} in the last batch", highlight=False)
+    console.print(f"  TensorBoard   tensorboard --logdir {run_dir / 'tensorboard'}", highlight=False)
+    console.print(f"  checkpoints   {run_dir / 'checkpoints'}", highlight=False)
+    console.print("  samples       in TensorBoard, tab Text, samples/episodes", highlight=False)
+    console.print(f"  logs          {run_dir / 'logs'}", highlight=False)

@@ -1,0 +1,18 @@
+"""One logger setup for every process: a line per record, with the process's name."""
+
+import logging
+import sys
+from pathlib import Path
+
+FORMAT = "%(asctime)s %(levelname)-7s %(processName)s %(name)s: %(message)s"
+
+
+def setup_logging(process: str, *, file: Path | None = None, level: int = logging.INFO) -> None:
+    """Send the log of this process to `file`, or to stderr without one."""
+    logging.basicConfig(
+        level=level,
+        format=FORMAT.replace("%(processName)s", process),
+        datefmt="%H:%M:%S",
+        handlers=[logging.FileHandler(file) if file else logging.StreamHandler(sys.stderr)],
+        force=True,
+    )

@@ -1,0 +1,115 @@
+"""What TensorBoard shows: one scheme of tags, the same in every run.
+
+    episode/*          of the trained agents in the batch of a step, and agent/<env>/<agent>/* of each alone
+    train/*, policy/*  the optimizer step and how old its tokens were
+    system/*           throughput, busy shares, queues, failures
+    warmup/*           the supervised steps before reinforcement learning
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tensorboardX import SummaryWriter
+
+from agentgym.episode import EndReason, Episode, Trajectory
+
+
+def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return the tags of a batch of episodes, averaged over the plays of agents whose policy is trained."""
+    plays: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for episode in episodes:
+        for agent in episode.agents:
+            mine = [t for t in episode.trajectories if t.agent == agent]
+            values = _play(mine, episode.agent_metrics.get(agent, {}))
+            trained = any(t.trainable for t in mine)
+            for name, value in values.items():
+                plays[f"agent/{_tag(episode.env_id)}/{agent}"][name].append(value)
+                if trained:
+                    plays["episode"][name].append(value)
+    out = {}
+    for prefix, names in plays.items():
+        for name, values in names.items():
+            # A part that was not given is 0; a success that the environment never stated is unknown.
+            count = len(values) if name == "success" else len(names["reward"])
+            out[f"{prefix}/{name}"] = sum(values) / count
+    reasons = Counter(episode.end_reason for episode in episodes)
+    for reason in EndReason:
+        out[f"episode/end/{reason.value}"] = reasons[reason] / max(1, len(episodes))
+    if episodes:
+        out["episode/seconds"] = float(np.mean([e.metrics.get("seconds", 0.0) for e in episodes]))
+    return out
+
+
+def _play(trajectories: Sequence[Trajectory], metrics: Mapping[str, float]) -> dict[str, float]:
+    turns = [turn for t in trajectories for turn in t.turns]
+    values = {
+        "reward": sum(turn.reward for turn in turns),
+        "turns": float(len(turns)),
+        "tokens": float(sum(len(t.tokens) for t in trajectories)),
+        "sampled_tokens": float(sum(int(t.loss_mask.sum()) for t in trajectories)),
+    }
+    for turn in turns:
+        for name, value in turn.rewards.items():
+            values[f"reward/{name}"] = values.get(f"reward/{name}", 0.0) + value
+    return values | dict(metrics)
+
+
+def _tag(env_id: str) -> str:
+    return env_id.rpartition("/")[2].replace(":", ".")
+
+
+def render_episode(episode: Episode) -> str:
+    """Return an episode as Markdown: who said what, what it earned, why it ended."""
+    lines = [
+        f"**{episode.env_id}** task {episode.task_index}, group {episode.group_id}, member {episode.member}: "
+        f"{episode.end_reason.value}{' - ' + episode.error if episode.error else ''}",
+        "",
+    ]
+    for trajectory in episode.trajectories:
+        lines.append(f"*{trajectory.agent}* ({trajectory.policy}), reward {trajectory.reward:g}:")
+        lines.append("")
+        for turn in trajectory.turns:
+            said = turn.message["content"].replace("\n", " ")
+            calls = "".join(
+                f" `{c['function']['name']}({c['function']['arguments']})`" for c in turn.message.get("tool_calls", [])
+            )
+            parts = ", ".join(f"{name} {value:+g}" for name, value in turn.rewards.items())
+            lines.append(f"- `{said}`{calls} {turn.reward:+g}{' (' + parts + ')' if parts else ''}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+class TensorBoard:
+    """Writes the event files of a run; a resumed run goes on in the same curves."""
+
+    def __init__(self, directory: Path, *, first_step: int = 0) -> None:
+        """Open a new event file; TensorBoard discards what earlier ones hold from `first_step` on."""
+        purge = first_step if first_step > 0 else None
+        self._writer = SummaryWriter(logdir=str(directory), purge_step=purge, flush_secs=10)
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Write numbers."""
+        for tag, value in values.items():
+            self._writer.add_scalar(tag, value, step)
+
+    def histogram(self, tag: str, values: NDArray[np.generic], step: int) -> None:
+        """Write a distribution; nothing if there is no value."""
+        if len(values):
+            self._writer.add_histogram(tag, values, step)
+
+    def episodes(self, tag: str, episodes: Iterable[Episode], step: int) -> None:
+        """Write sample episodes as text."""
+        text = "\n\n---\n\n".join(render_episode(episode) for episode in episodes)
+        if text:
+            self._writer.add_text(tag, text, step)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()

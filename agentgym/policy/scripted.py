@@ -1,0 +1,69 @@
+"""Policies without a model: opponents, teachers and reference players.
+
+A scripted policy sees what an agent sees and nothing else: its conversation, its tools and the `info` that
+the environment sends along. It is deterministic in its seed and the episode's.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+from zlib import crc32
+
+import numpy as np
+
+from agentgym.errors import ConfigError
+from agentgym.messages import AgentId, Message, ToolSchema
+from agentgym.registry import EnvSpec, load_attribute
+
+
+@runtime_checkable
+class ScriptedPolicy(Protocol):
+    """Answers by rules; its class is built as `cls(seed=..., **kwargs)`, once for each seat of an episode."""
+
+    def reset(self, agent: AgentId, seed: int) -> None:
+        """Start an episode as `agent`; `seed` is the episode's."""
+
+    def act(self, messages: list[Message], tools: list[ToolSchema], info: dict[str, Any]) -> Message:
+        """Return the assistant message that follows the agent's whole conversation so far.
+
+        `info` is the environment's latest for this agent, with "action_mask" where the observation has one.
+        """
+        ...
+
+
+class SeededPolicy:
+    """The base of the shipped scripted policies: a random generator that is new in each episode."""
+
+    def __init__(self, seed: int) -> None:
+        """Take the policy's own seed; `reset` adds the episode's."""
+        self.seed = seed
+        self.agent: AgentId = ""
+        self.rng = np.random.default_rng(seed)
+
+    def reset(self, agent: AgentId, seed: int) -> None:
+        """Start an episode: draw from a stream of its own for each seed, seat and episode."""
+        self.agent = agent
+        self.rng = np.random.default_rng([self.seed, crc32(agent.encode()), seed])
+
+
+def load_scripted(
+    path: str, seed: int, *, env_spec: EnvSpec | None = None, kwargs: dict[str, Any] | None = None
+) -> ScriptedPolicy:
+    """Build the scripted policy "module:attribute", or the one that `env_spec.scripted` has by this name."""
+    names = env_spec.scripted if env_spec is not None else {}
+    if ":" not in path and path not in names:
+        known = (
+            f"{env_spec.id} has {', '.join(names) or 'none'}"
+            if env_spec is not None
+            else "no environment given"
+        )
+        raise ConfigError(f"there is no scripted policy {path!r}; {known}. Or name it as 'module:Class'")
+    target = names.get(path, path)
+    policy = load_attribute(target)(seed=seed, **(kwargs or {}))
+    if not isinstance(policy, ScriptedPolicy):
+        raise ConfigError(f"{target} made a {type(policy).__name__}, which has no methods `reset` and `act`")
+    return policy
+
+
+def last_text(messages: Sequence[Message], role: str = "user") -> str:
+    """Return the content of the latest message of a role; empty where there is none."""
+    return next((m["content"] for m in reversed(messages) if m["role"] == role), "")

@@ -1,0 +1,197 @@
+"""A model's tokenizer and chat template, without torch or transformers.
+
+    tokenizer = ChatTokenizer(Path("models/tiny"))
+    tokenizer.encode_chat([user("Hi")], tools=())    -> ids of the prompt, generation prompt included
+    tokenizer.parse(sampled_ids)                     -> the assistant message for the environment
+
+Rendering follows `transformers.utils.chat_template_utils` (the same Jinja settings, filters and globals), and
+the text is encoded without special tokens of its own, as `apply_chat_template` does; a test compares the two.
+"""
+
+import datetime
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+from tokenizers import Tokenizer
+
+from agentgym.errors import ModelError
+from agentgym.messages import Message, ToolCall, ToolSchema, assistant, tool_call, user
+from agentgym.model import check_model, read_chat_template, read_tokenizer_config, token_text
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
+
+
+class ChatTokenizer:
+    """Text to token ids and back, and conversations to prompts, for one model folder."""
+
+    def __init__(self, model_dir: Path) -> None:
+        """Load tokenizer and template.
+
+        Raises:
+            ModelError: the folder is not a complete model folder.
+        """
+        self.stop_token_ids: tuple[int, ...] = check_model(model_dir).stop_token_ids
+        """The tokens that end an answer; the first one is the chat format's own."""
+        config = read_tokenizer_config(model_dir)
+        self._tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        texts = {name: token_text(config.get(name)) for name in SPECIAL_TOKENS}
+        self._special = {name: text for name, text in texts.items() if text is not None}
+        self.stop_texts: tuple[str, ...] = tuple(self.decode([i]) for i in self.stop_token_ids)
+        """What the stop tokens look like in rendered text."""
+        self._template = _environment().from_string(read_chat_template(model_dir))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text; nothing is added at its ends."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of some ids, special tokens included."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] = (), *, generation_prompt: bool = True
+    ) -> str:
+        """Return a conversation as the chat template writes it.
+
+        Raises:
+            ModelError: the template refuses the conversation.
+        """
+        try:
+            return self._template.render(
+                messages=[_for_template(message) for message in messages],
+                tools=list(tools) or None,
+                documents=None,
+                add_generation_prompt=generation_prompt,
+                **self._special,
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise ModelError(
+                f"the model's chat template refuses a conversation of the roles {roles}: {error}"
+            ) from error
+
+    def encode_chat(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> list[int]:
+        """Return the ids of the prompt that asks for the next answer."""
+        return self.encode(self.render(messages, tools))
+
+    def parse(self, ids: Sequence[int]) -> Message:
+        """Return the assistant message in sampled ids (a stop token at the end is left out).
+
+        Calls are what stands in `<tool_call>` tags (the Hermes format: JSON with "name" and "arguments").
+        Malformed JSON stays a call, so that the environment can tell the model: its arguments are the raw
+        text, its name is empty or what can be read of it.
+        """
+        end = len(ids) - 1 if ids and ids[-1] in self.stop_token_ids else len(ids)
+        text = self.decode(ids[:end])
+        found = _TOOL_CALL.findall(text)
+        if not found:
+            return assistant(text)
+        return assistant(
+            _TOOL_CALL.sub("", text).strip(), [_parse_call(raw, i) for i, raw in enumerate(found)]
+        )
+
+    def encode_answer(self, message: Message) -> list[int]:
+        """Return the ids of an assistant turn as the template writes it, the end token included.
+
+        These are the ids that a scripted policy "samples".
+        """
+        asked = [user("?")]
+        prompt = self.render(asked)
+        text = self.render([*asked, message], generation_prompt=False)
+        end = self.end_of_turn(text, len(prompt)) if text.startswith(prompt) else None
+        if end is None:  # the template opens its answers with something a message cannot hold
+            return [*self.encode(_plain(message)), self.stop_token_ids[0]]
+        return self.encode(text[len(prompt) : end])
+
+    def end_of_turn(self, text: str, start: int) -> int | None:
+        """Return the index after the first stop token's text at or after `start`; None if there is none."""
+        ends = [(at, at + len(stop)) for stop in self.stop_texts if (at := text.find(stop, start)) >= 0]
+        return min(ends)[1] if ends else None
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.datetime.now().strftime(pattern)
+    return environment
+
+
+class _Generation(jinja2.ext.Extension):
+    """The tag `{% generation %}`, which marks the answers in training templates; it changes no text."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance attribute
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML characters.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _for_template(message: Message) -> Mapping[str, Any]:
+    """Return a message whose calls have objects as arguments: many templates write them as JSON again."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [{**c, "function": _with_object(c)} for c in calls]}
+
+
+def _with_object(call: ToolCall) -> dict[str, Any]:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        value = None
+    return {"name": name, "arguments": value if isinstance(value, dict) else arguments}
+
+
+def _parse_call(raw: str, index: int) -> ToolCall:
+    call_id = f"call_{index}"
+    try:
+        value = json.loads(raw)
+        name, arguments = value["name"], value.get("arguments", {})
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        readable = _NAME.search(raw)
+        return tool_call(readable[1] if readable else "", raw, call_id)
+    if not isinstance(name, str):
+        return tool_call("", raw, call_id)
+    # Some models write the arguments as a string of JSON: it is the JSON that counts.
+    return tool_call(name, arguments if isinstance(arguments, str) else json.dumps(arguments), call_id)
+
+
+def _plain(message: Message) -> str:
+    calls = (
+        {"name": call["name"], "arguments": call["arguments"]}
+        for call in (_with_object(c) for c in message.get("tool_calls", []))
+    )
+    return message["content"] + "".join(f"<tool_call>{_tojson(call)}</tool_call>" for call in calls)

@@ -1,0 +1,250 @@
+"""One agent's conversation as tokens: what the policy read and wrote, never re-tokenized.
+
+    conversation = Conversation(tokenizer)
+    conversation.initial([user("Hi")], tools=())
+    completion = await policy.complete(conversation.prompt, ...)
+    span = conversation.append_sampled(completion.tokens, completion.logprobs, completion.versions, ...)
+    conversation.append_messages([user("And?")])
+    for branch in conversation.branches: branch.arrays()
+
+Sampled ids are kept as they are. What follows them is the chat template's own text between the end of an
+answer and the next one: it is rendered behind a stand-in for the answer (a short synthetic conversation),
+because the template would write the parsed answer back differently. That is only right while the template
+leaves earlier answers alone. Where it does not (Qwen3 strips the thinking of earlier turns), the conversation
+goes on in a new branch: a prompt rendered from the messages, in which nothing is trained a second time.
+
+Shapes: K tokens of a branch, L MoE layers, k experts per token. Within a branch every prompt starts with all
+earlier tokens; the loss mask is true exactly on sampled ids.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentgym.episode import NOT_SAMPLED, no_route
+from agentgym.errors import IntegrityError
+from agentgym.messages import Message, ToolSchema, assistant, tool_call, user
+from agentgym.policy.template import ChatTokenizer
+
+Routes = NDArray[np.unsignedinteger[Any]]
+
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+_THOUGHT, _SAID, _CALLED = "Thought1", "Said1", "Called1"
+"""Words of the stand-in answer, recognized in the rendered text."""
+_ASKED = user("?")
+
+
+class Span(NamedTuple):
+    """Where an answer lies: token indices inside a branch."""
+
+    branch: int
+    start: int
+    end: int
+
+
+class BranchArrays(TypedDict):
+    """The arrays of a branch, with the names and shapes of `agentgym.episode.Trajectory`."""
+
+    tokens: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    routes: Routes | None
+
+
+class Conversation:
+    """The growing tokens of one agent in one episode."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        """Start without a prompt; call `initial` first."""
+        self.messages: list[Message] = []
+        """Everything said so far; the last answer is the last assistant message."""
+        self._tokenizer = tokenizer
+        self._tools: tuple[ToolSchema, ...] = ()
+        self._before = ""
+        self.branches: list[Branch] = []
+        """The last one grows. A branch may have no answer: a prompt that nobody came to read."""
+
+    @property
+    def branch(self) -> int:
+        """The number of the current branch."""
+        return len(self.branches) - 1
+
+    @property
+    def prompt(self) -> list[int]:
+        """The prompt of the next request: all tokens of the current branch. Read it, do not change it."""
+        return self.branches[-1].tokens
+
+    @property
+    def routes_start(self) -> int:
+        """How many of the prompt's first tokens have their route rows already."""
+        return self.branches[-1].routed
+
+    def initial(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> None:
+        """Begin with these messages; tools are fixed for the whole conversation."""
+        if self.branches:
+            raise IntegrityError("`initial` was called on a conversation that has begun; make a new one")
+        self._tools = tuple(tools)
+        self._before = self._tokenizer.render([_ASKED], self._tools)
+        self.messages = list(messages)
+        self._open_branch()
+
+    def append_sampled(
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[float] | NDArray[np.float32],
+        versions: Sequence[int] | NDArray[np.int32],
+        routes: Routes | None = None,
+        routes_start: int | None = None,
+        *,
+        message: Message | None = None,
+    ) -> Span:
+        """Append an answer exactly as it was sampled.
+
+        Args:
+            tokens: ids [n], the sampled stop token included.
+            logprobs: [n].
+            versions: [n]; NOT_SAMPLED for answers of scripted policies.
+            routes: [rows, L, k] for the positions from `routes_start` on. A row that is here already stays.
+            routes_start: a position in the branch; by default what the property of this name says.
+            message: what the ids mean; parsed from them if not given.
+        """
+        if not len(tokens) == len(logprobs) == len(versions):
+            raise IntegrityError(
+                f"an answer of {len(tokens)} tokens has {len(logprobs)} log-probabilities and "
+                f"{len(versions)} versions"
+            )
+        branch = self.branches[-1]
+        span = Span(self.branch, len(branch.tokens), len(branch.tokens) + len(tokens))
+        branch.append([int(t) for t in tokens], logprobs, versions)
+        if routes is not None:
+            branch.add_routes(routes, branch.routed if routes_start is None else routes_start)
+        self.messages.append(message if message is not None else self._tokenizer.parse(tokens))
+        branch.thought |= _thinks(self.messages[-1]["content"])
+        return span
+
+    def append_messages(self, new: Sequence[Message]) -> bool:
+        """Append what the environment answered, and ask for the next answer.
+
+        Returns:
+            True if the current branch goes on, False if a new one was opened.
+        """
+        suffix = self._suffix(new)
+        self.messages += new
+        if suffix is None:
+            self._open_branch()
+            return False
+        branch = self.branches[-1]
+        ended = bool(branch.tokens) and branch.tokens[-1] in self._tokenizer.stop_token_ids
+        # An answer that was cut off by max_tokens gets its end token from us: read, but never trained.
+        branch.append_read([] if ended else [self._tokenizer.stop_token_ids[0]])
+        branch.append_read(self._tokenizer.encode(suffix))
+        return True
+
+    def _open_branch(self) -> None:
+        self.branches.append(Branch(self._tokenizer.encode_chat(self.messages, self._tools)))
+
+    def _suffix(self, new: Sequence[Message]) -> str | None:
+        """Return the template's text from the end of the last answer on; None if it rewrites earlier text."""
+        answer = self.messages[-1]
+        if answer["role"] != "assistant":
+            return None  # nothing to stand behind: two observations in a row
+        thinks = _thinks(answer["content"])
+        suffix = self._suffix_behind(_stand_in(answer, thinks), thinks, new)
+        if thinks or not self.branches[-1].thought:
+            return suffix
+        # An earlier answer of this branch thought: that must survive the new messages as well.
+        survives = self._suffix_behind(_stand_in(answer, True), True, new) is not None
+        return suffix if survives else None
+
+    def _suffix_behind(self, stand_in: Message, thinks: bool, new: Sequence[Message]) -> str | None:
+        before = self._before
+        whole = self._tokenizer.render([_ASKED, stand_in, *new], self._tools)
+        if not whole.startswith(before):
+            return None
+        end = self._tokenizer.end_of_turn(whole, len(before))
+        if end is None:
+            return None
+        turn = whole[len(before) : end]
+        words = [_THOUGHT] * thinks + [_SAID] + [_CALLED] * ("tool_calls" in stand_in)
+        kept = all(word in turn for word in words)
+        # Thinking that appears where there was none is as wrong as thinking that was stripped.
+        return whole[end:] if kept and (THINK_CLOSE in turn) == thinks else None
+
+
+class Branch:
+    """The arrays of a branch while they grow."""
+
+    def __init__(self, prompt: list[int]) -> None:
+        """Begin with a prompt."""
+        self.tokens: list[int] = []
+        self.loss_mask: list[bool] = []
+        self.thought = False
+        """An answer sampled in this branch holds thinking."""
+        self.routed = 0
+        """Tokens whose route rows are here: always the first ones."""
+        self._logprobs: list[float] = []
+        self._versions: list[int] = []
+        self._routes: list[Routes] = []
+        self.append_read(prompt)
+
+    def append_read(self, tokens: list[int]) -> None:
+        """Append tokens that the policy read but did not choose: no gradient reaches them."""
+        self.tokens += tokens
+        self.loss_mask += [False] * len(tokens)
+        self._logprobs += [0.0] * len(tokens)
+        self._versions += [NOT_SAMPLED] * len(tokens)
+
+    def append(
+        self,
+        tokens: list[int],
+        logprobs: Sequence[float] | NDArray[np.float32],
+        versions: Sequence[int] | NDArray[np.int32],
+    ) -> None:
+        """Append sampled tokens."""
+        self.tokens += tokens
+        self.loss_mask += [True] * len(tokens)
+        self._logprobs += map(float, logprobs)
+        self._versions += map(int, versions)
+
+    def add_routes(self, routes: Routes, start: int) -> None:
+        """Keep the rows of positions that have none yet."""
+        if start > self.routed or start + len(routes) > len(self.tokens):
+            raise IntegrityError(
+                f"route rows for the positions {start} to {start + len(routes)} do not continue the "
+                f"{self.routed} rows of a branch of {len(self.tokens)} tokens"
+            )
+        rows = routes[self.routed - start :]
+        if len(rows):
+            self._routes.append(rows)
+            self.routed += len(rows)
+
+    def arrays(self) -> BranchArrays:
+        """Return the branch up to its last sampled token: what was read after it is not learned from."""
+        K = len(self.tokens) - self.loss_mask[::-1].index(True) if any(self.loss_mask) else 0
+        routes = None
+        if self._routes:
+            known = np.concatenate(self._routes)[:K]
+            # The last sampled token was never computed, so it has no row.
+            routes = np.full((K, *known.shape[1:]), no_route(known.dtype), known.dtype)
+            routes[: len(known)] = known
+        return {
+            "tokens": np.array(self.tokens[:K], np.int32),
+            "loss_mask": np.array(self.loss_mask[:K], np.bool_),
+            "logprobs": np.array(self._logprobs[:K], np.float32),
+            "versions": np.array(self._versions[:K], np.int32),
+            "routes": routes,
+        }
+
+
+def _thinks(content: str) -> bool:
+    return THINK_OPEN in content or THINK_CLOSE in content
+
+
+def _stand_in(answer: Message, thinks: bool) -> Message:
+    """Return a short answer of the same kind: with or without thinking, with as many calls."""
+    thinking = f"{THINK_OPEN}\n{_THOUGHT}\n{THINK_CLOSE}\n\n" if thinks else ""
+    calls = answer.get("tool_calls", [])
+    return assistant(thinking + _SAID, [tool_call(_CALLED, "{}", call["id"]) for call in calls])

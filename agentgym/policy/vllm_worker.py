@@ -1,0 +1,72 @@
+"""What runs inside vLLM's worker: the live weight update.
+
+vLLM mixes `WeightLoader` into its worker class (`worker_extension_cls`) and calls its methods by name between
+two engine steps. So one call can change the weights and tell exactly how many tokens each request had then.
+"""
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
+
+from agentgym.policy.vllm_plugin import repack_tied_head
+
+REMEMBERED = 4096
+"""Finished requests whose token counts are kept: far more than have their answers on the way."""
+
+
+class WeightLoader:
+    """The worker's extra methods; names begin with `agentgym_`, since they join the worker's own."""
+
+    model_runner: Any
+    model_config: Any
+
+    def agentgym_attach(self) -> None:
+        """Remember finished requests from now on; called once, before the first request."""
+        self.model_runner.requests = Requests(self.model_runner.requests)
+
+    def agentgym_load_weights(self, path: str) -> dict[str, int]:
+        """Load a safetensors file with Hugging Face names in place of the current weights.
+
+        Returns:
+            By request id of the engine: the tokens sampled so far, all of them with the old weights. Requests
+            that are not named have none yet.
+        """
+        model = self.model_runner.get_model()
+        with torch.no_grad(), safe_open(path, "pt") as weights:
+            initialize_layerwise_reload(model)
+            model.load_weights((name, weights.get_tensor(name)) for name in weights.keys())  # noqa: SIM118
+            finalize_layerwise_reload(model, self.model_config)
+        if current_platform.is_cpu():
+            repack_tied_head(model)
+        requests: Requests = self.model_runner.requests
+        return requests.token_counts()
+
+
+class Requests(dict[str, Any]):
+    """The model runner's requests by id, with a memory of those that finished lately.
+
+    When weights change, the answer of a finished request may still be on its way to the server; it must not
+    be taken for one that has not begun.
+    """
+
+    def __init__(self, requests: dict[str, Any]) -> None:
+        """Take over the entries of `requests`."""
+        super().__init__(requests)
+        self._finished: OrderedDict[str, int] = OrderedDict()
+
+    def pop(self, request_id: str, *default: Any) -> Any:
+        """Remove a request that finished, as `dict.pop` does."""
+        state = super().pop(request_id, *default)
+        if state is not None:
+            self._finished[request_id] = len(state.output_token_ids)
+            if len(self._finished) > REMEMBERED:
+                self._finished.popitem(last=False)
+        return state
+
+    def token_counts(self) -> dict[str, int]:
+        """Return the sampled tokens of running and lately finished requests."""
+        return dict(self._finished) | {name: len(state.output_token_ids) for name, state in self.items()}

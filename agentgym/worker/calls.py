@@ -1,0 +1,53 @@
+"""Calls into environments: in threads, with limits, so that nothing an environment does blocks the event loop.
+
+Python cannot stop a thread. A call that outlives its limit is abandoned: its episode fails, its environment is
+never used again, and when too many threads are lost the worker says so (`exhausted`) and is replaced.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from agentgym.errors import AgentGymError, EnvError, EnvTimeoutError
+
+T = TypeVar("T")
+
+
+class EnvCalls:
+    """Runs environment calls in a pool of `threads` threads, of which half may be lost before it is exhausted."""
+
+    def __init__(self, threads: int) -> None:
+        """Make the pool; threads start when they are needed."""
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="env")
+        self._abandoned: set[Future[Any]] = set()
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether so many calls never returned that this process should be replaced."""
+        return len(self._abandoned) * 2 >= self._threads
+
+    async def run(self, what: str, timeout: float, function: Callable[..., T], *args: Any) -> T:
+        """Call `function(*args)` in a thread.
+
+        Raises:
+            EnvTimeoutError: it did not return within `timeout` seconds.
+            EnvError: it raised; the cause is chained.
+        """
+        future = self._pool.submit(function, *args)
+        try:
+            async with asyncio.timeout(timeout):
+                return await asyncio.wrap_future(future)
+        except TimeoutError as error:
+            if future.done() and future.exception() is error:  # raised inside the environment
+                raise EnvError(f"{what} raised {type(error).__name__}: {error}") from error
+            raise EnvTimeoutError(f"{what} did not return within {timeout:g} s") from None
+        except AgentGymError as error:
+            raise EnvError(f"{what}: {error}") from error
+        except Exception as error:  # the boundary to code that users wrote
+            raise EnvError(f"{what} raised {type(error).__name__}: {error}") from error
+        finally:
+            if not future.done() and not future.cancel():
+                self._abandoned.add(future)
+                future.add_done_callback(self._abandoned.discard)

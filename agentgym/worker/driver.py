@@ -1,0 +1,264 @@
+"""One way to play every kind of environment: who must answer now, and what came of the last answers.
+
+    driver = make_driver(env, kind, has_tools)
+    state = driver.reset(seed)
+    while not state.over:
+        state = driver.act({request.agent: answer for request in state.requests})
+
+Drivers are synchronous and check the environment's contract: what it breaks is an EnvError that says what was
+returned and what was expected. They know no tokens and no policies.
+
+Rewards reach an agent's *previous* answer. In an AEC environment `last()` gives an agent what it accumulated since
+it acted; the driver reports it when the agent is selected again, or when it is stepped out with None.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from agentgym.errors import EnvError
+from agentgym.messages import SINGLE_AGENT, AgentId, Message, ToolSchema, as_messages
+
+Info = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An agent that must answer now."""
+
+    agent: AgentId
+    messages: list[Message]
+    """What is new to it since its last answer."""
+    info: Info
+    """The environment's info for this agent, with "action_mask" if the observation has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an agent got since its last answer."""
+
+    agent: AgentId
+    reward: float
+    info: Info
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where a play stands."""
+
+    requests: list[Request] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody can answer any more."""
+        return not self.requests
+
+
+class Driver(Protocol):
+    """A play of one environment."""
+
+    def reset(self, seed: int) -> State:
+        """Begin a new episode."""
+
+    def act(self, actions: Mapping[AgentId, Message]) -> State:
+        """Hand the answers of all requested agents to the environment."""
+
+    def system_prompt(self, agent: AgentId) -> str | None:
+        """Return the system prompt of an agent."""
+
+    def tools(self, agent: AgentId) -> list[ToolSchema]:
+        """Return the tools of an agent."""
+
+    def close(self) -> None:
+        """Close the environment."""
+
+
+class SingleDriver:
+    """A `gymnasium.Env`; its one agent is called "agent"."""
+
+    def __init__(self, env: Any) -> None:
+        """Drive `env`."""
+        self._env = env
+        # Wrappers of gymnasium hide attributes; the class below them says whether it takes whole messages.
+        self._tools: list[ToolSchema] = list(getattr(getattr(env, "unwrapped", env), "tools", ()))
+
+    def reset(self, seed: int) -> State:
+        """Begin a new episode."""
+        result = self._env.reset(seed=seed)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise EnvError(f"reset returned {result!r:.100}; expected (observation, info)")
+        observation, info = result
+        return State([Request(SINGLE_AGENT, _messages(observation), _info(info))])
+
+    def act(self, actions: Mapping[AgentId, Message]) -> State:
+        """Hand the answer to the environment."""
+        answer = actions[SINGLE_AGENT]
+        result = self._env.step(answer if self._tools else answer["content"])
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise EnvError(
+                f"step returned {result!r:.100}; expected (observation, reward, terminated, truncated, info)"
+            )
+        observation, reward, terminated, truncated, info = result
+        outcome = Outcome(SINGLE_AGENT, _reward(reward, info), _info(info), bool(truncated) and not terminated)
+        if terminated or truncated:
+            return State([], [outcome])
+        return State([Request(SINGLE_AGENT, _messages(observation), _info(info))], [outcome])
+
+    def system_prompt(self, agent: AgentId) -> str | None:
+        """Return the system prompt."""
+        prompt: str | None = getattr(getattr(self._env, "unwrapped", self._env), "system_prompt", None)
+        return prompt
+
+    def tools(self, agent: AgentId) -> list[ToolSchema]:
+        """Return the tools."""
+        return self._tools
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+
+class _SeatedDriver:
+    """What AEC and parallel environments have in common: prompts and tools per agent."""
+
+    def __init__(self, env: Any) -> None:
+        """Drive `env`."""
+        self._env = env
+
+    def system_prompt(self, agent: AgentId) -> str | None:
+        """Return the system prompt of an agent."""
+        prompt = getattr(self._env, "system_prompt", None)
+        return prompt(agent) if callable(prompt) else prompt
+
+    def tools(self, agent: AgentId) -> list[ToolSchema]:
+        """Return the tools of an agent."""
+        tools = getattr(self._env, "tools", None)
+        return list(tools(agent)) if callable(tools) else []
+
+    def _action(self, agent: AgentId, answer: Message) -> Any:
+        return answer if self.tools(agent) else answer["content"]
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+
+class AECDriver(_SeatedDriver):
+    """A `pettingzoo.AECEnv`: agents by turns."""
+
+    def reset(self, seed: int) -> State:
+        """Begin a new episode."""
+        self._env.reset(seed=seed)
+        return self._next()
+
+    def act(self, actions: Mapping[AgentId, Message]) -> State:
+        """Hand the answer of the selected agent to the environment."""
+        agent = self._env.agent_selection
+        self._env.step(self._action(agent, actions[agent]))
+        return self._next()
+
+    def _next(self) -> State:
+        outcomes = []
+        while self._env.agents:
+            agent = self._env.agent_selection
+            result = self._env.last()
+            if not isinstance(result, tuple) or len(result) != 5:
+                raise EnvError(
+                    f"last() returned {result!r:.100}; expected (observation, reward, terminated, truncated, info)"
+                )
+            observation, reward, terminated, truncated, info = result
+            outcomes.append(Outcome(agent, _reward(reward, info), _info(info), bool(truncated) and not terminated))
+            if not (terminated or truncated):
+                return State([_seat_request(agent, observation, info)], outcomes)
+            self._env.step(None)
+        return State([], outcomes)
+
+
+class ParallelDriver(_SeatedDriver):
+    """A `pettingzoo.ParallelEnv`: all agents at once."""
+
+    def reset(self, seed: int) -> State:
+        """Begin a new episode."""
+        result = self._env.reset(seed=seed)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise EnvError(f"reset returned {result!r:.100}; expected (observations, infos)")
+        return State(self._requests(*result))
+
+    def act(self, actions: Mapping[AgentId, Message]) -> State:
+        """Hand the answers of all agents to the environment."""
+        result = self._env.step({agent: self._action(agent, answer) for agent, answer in actions.items()})
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise EnvError(f"step returned {result!r:.100}; expected five dictionaries by agent")
+        observations, rewards, terminations, truncations, infos = result
+        strangers = rewards.keys() - actions.keys()
+        if strangers:
+            raise EnvError(f"step gave rewards to {sorted(strangers)}, who took no part; acting: {sorted(actions)}")
+        outcomes = [
+            Outcome(
+                agent,
+                _reward(reward, infos.get(agent, {})),
+                _info(infos.get(agent, {})),
+                bool(truncations.get(agent)) and not terminations.get(agent),
+            )
+            for agent, reward in rewards.items()
+        ]
+        return State(self._requests(observations, infos), outcomes)
+
+    def _requests(self, observations: Mapping[AgentId, Any], infos: Mapping[AgentId, Any]) -> list[Request]:
+        missing = set(self._env.agents) - observations.keys()
+        if missing:
+            raise EnvError(f"no observation for {sorted(missing)}, who must answer next")
+        return [_seat_request(agent, observations[agent], infos.get(agent, {})) for agent in self._env.agents]
+
+
+DRIVERS: dict[str, type[SingleDriver] | type[AECDriver] | type[ParallelDriver]] = {
+    "single": SingleDriver,
+    "aec": AECDriver,
+    "parallel": ParallelDriver,
+}
+
+
+def _seat_request(agent: AgentId, observation: Any, info: Any) -> Request:
+    info = _info(info)
+    if isinstance(observation, Mapping):
+        if "messages" not in observation:
+            raise EnvError(f"the observation of {agent!r} has keys {sorted(observation)}; expected 'messages'")
+        if "action_mask" in observation:
+            info = {**info, "action_mask": observation["action_mask"]}
+        observation = observation["messages"]
+    return Request(agent, _messages(observation), info)
+
+
+def _messages(observation: Any) -> list[Message]:
+    if isinstance(observation, str):
+        return as_messages(observation)
+    if not isinstance(observation, (list, tuple)):
+        raise EnvError(f"an observation is {type(observation).__name__}; expected text or a list of messages")
+    for message in observation:
+        if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
+            raise EnvError(f"an observation holds {message!r:.100}; expected {{'role': ..., 'content': text}}")
+        if message.get("role") not in ("user", "tool", "system"):
+            raise EnvError(f"an observation holds a message of role {message.get('role')!r}; expected user or tool")
+    return as_messages(observation)
+
+
+def _info(info: Any) -> Info:
+    if not isinstance(info, Mapping):
+        raise EnvError(f"info is {type(info).__name__}; expected a dictionary")
+    return info
+
+
+def _reward(reward: Any, info: Any) -> float:
+    try:
+        value = float(reward)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise EnvError(f"the reward is {reward!r:.60}; expected a finite number")
+    parts = info.get("rewards") if isinstance(info, Mapping) else None
+    if parts is not None and not math.isclose(sum(parts.values()), value, abs_tol=1e-6):
+        raise EnvError(f"info['rewards'] = {parts} does not sum to the reward {value}")
+    return value

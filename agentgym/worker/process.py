@@ -1,0 +1,219 @@
+"""The environment worker: leases in, episodes out, many at once.
+
+Every lease that arrives comes back exactly once as an episode, a failed one if need be, unless it is cancelled or
+the worker dies. A finished episode is kept until the coordinator acknowledges it.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import time
+
+import numpy as np
+import zmq
+
+from agentgym.config import Config
+from agentgym.episode_codec import encode_episode
+from agentgym.errors import AgentGymError, RunError, WireError
+from agentgym.lifeline import die_with_parent
+from agentgym.log import setup_logging
+from agentgym.messages import AgentId
+from agentgym.policy.client import PolicyClient, Sampling
+from agentgym.policy.scripted import load_scripted
+from agentgym.policy.template import ChatTokenizer
+from agentgym.protocol import (
+    Ack,
+    Cancel,
+    Drain,
+    EpisodeDone,
+    Error,
+    Heartbeat,
+    Hello,
+    Lease,
+    Ready,
+    Servers,
+    Welcome,
+)
+from agentgym.registry import EnvSpec, make, spec
+from agentgym.wire import PROTOCOL_VERSION, Channel, Packet, open_socket
+from agentgym.worker.calls import EnvCalls
+from agentgym.worker.driver import DRIVERS, Driver
+from agentgym.worker.rollout import Rollout
+from agentgym.worker.seat import Limits, Seat
+
+DEFAULT_MAX_TURNS = 32
+EXIT_EXHAUSTED = 75
+"""Exit status of a worker that asks to be replaced (EX_TEMPFAIL)."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """Plays the leases it is given, `workers.slots` at once."""
+
+    def __init__(self, config: Config, *, name: str, coordinator: str) -> None:
+        """Prepare the worker; nothing is connected yet."""
+        self._config = config
+        self._name = name
+        self._address = coordinator
+        self._spec: EnvSpec = spec(config.env.id)
+        self._tokenizer = ChatTokenizer(config.model)
+        self._calls = EnvCalls(2 * config.workers.slots)
+        self._idle: list[Driver] = []
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._unacknowledged: set[int] = set()
+        self._max_model_len = config.server.max_model_len
+        self._client: PolicyClient | None = None
+        self._channel: Channel | None = None
+        self._welcomed = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._heard = time.monotonic()
+        self._turns = 0
+
+    async def run(self) -> None:
+        """Work until the coordinator says drain, or falls silent."""
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = open_socket(context, zmq.DEALER)
+        socket.connect(self._address)
+        self._client = PolicyClient(context=context)
+        self._channel = Channel(socket, self._receive, self._garbage)
+        limits = self._config.coordinator
+        try:
+            hello = Hello(role="worker", name=self._name, protocol=PROTOCOL_VERSION, pid=os.getpid())
+            self._channel.send(hello)
+            try:
+                async with asyncio.timeout(limits.start_timeout):
+                    await self._welcomed.wait()
+            except TimeoutError:
+                raise RunError(
+                    f"the coordinator at {self._address} did not answer within {limits.start_timeout:g} s"
+                ) from None
+            self._channel.send(Ready(credits=self._config.workers.slots))
+            while not self._ended.is_set():
+                self._channel.send(Heartbeat(stats={"episodes": float(len(self._tasks)), "turns": float(self._turns)}))
+                silence = time.monotonic() - self._heard
+                if silence > limits.heartbeat_timeout * 3:
+                    raise RunError(f"nothing heard from the coordinator for {silence:.0f} s")
+                if self._calls.exhausted:
+                    _logger.error("too many environment calls never returned; asking to be replaced")
+                    os._exit(EXIT_EXHAUSTED)
+                try:
+                    async with asyncio.timeout(limits.heartbeat_interval):
+                        await self._ended.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            self._channel.close()
+            self._client.close()
+
+    def _receive(self, packet: Packet) -> None:
+        self._heard = time.monotonic()
+        header = packet.header
+        match header:
+            case Welcome():
+                self._welcomed.set()
+            case Servers():
+                self._max_model_len = header.max_model_len or self._max_model_len
+                assert self._client is not None
+                self._client.set_servers(header.addresses)
+            case Lease():
+                self._tasks[header.lease_id] = asyncio.create_task(self._play(header))
+            case Ack():
+                self._unacknowledged.discard(header.lease_id)
+            case Cancel():
+                if (task := self._tasks.get(header.lease_id)) is not None:
+                    task.cancel()
+            case Drain():
+                self._ended.set()
+            case Heartbeat():
+                pass
+            case Error():
+                _logger.error("the coordinator answered: %s", header.text)
+                if header.fatal:
+                    self._ended.set()
+            case _:
+                _logger.warning("unexpected %r message from the coordinator", packet.kind)
+
+    def _garbage(self, _sender: bytes, error: WireError) -> None:
+        _logger.warning("dropped a message: %s", error)
+
+    async def _play(self, lease: Lease) -> None:
+        assert self._channel is not None
+        driver: Driver | None = None
+        try:
+            driver = self._idle.pop() if self._idle else await self._make_driver(lease)
+            rollout = Rollout(
+                lease, driver, config=self._config.env, calls=self._calls, make_seat=self._make_seat
+            )
+            play = await rollout.play()
+            self._turns += sum(len(t.turns) for t in play.episode.trajectories)
+            header, arrays = encode_episode(play.episode)
+            self._unacknowledged.add(lease.lease_id)
+            self._channel.send(EpisodeDone(lease_id=lease.lease_id, episode=header), arrays)
+            if play.reusable:
+                self._idle.append(driver)
+        except AgentGymError as error:
+            self._channel.send(Error(text=f"{type(error).__name__}: {error}", fatal=True))
+            _logger.exception("the play of lease %d could not begin", lease.lease_id)
+        finally:
+            self._tasks.pop(lease.lease_id, None)
+            self._channel.send(Ready(credits=1))
+
+    async def _make_driver(self, lease: Lease) -> Driver:
+        del lease
+        env = await self._calls.run(
+            f"making {self._config.env.id}",
+            self._config.env.reset_timeout,
+            lambda: make(self._config.env.id, **self._config.env.kwargs),
+        )
+        return DRIVERS[self._spec.kind](env)
+
+    def _make_seat(self, agent: AgentId, driver: Driver, lease: Lease) -> Seat:
+        config, learner = self._config, self._config.learner
+        policy = config.policy_mapping.get(agent, learner)
+        trainable = policy == learner
+        scripted = config.policies[policy].scripted
+        if trainable:  # a warm-up lease replaces the learner by its teacher
+            scripted = lease.policies.get(agent, lease.policies.get("*"))
+        assert self._client is not None
+        player = (
+            self._client
+            if scripted is None
+            else load_scripted(scripted, lease.sampling_seed, env_spec=self._spec)
+        )
+        if scripted is not None:
+            player.reset(agent, lease.seed)  # type: ignore[union-attr]
+        budget = config.env.max_tokens
+        context = budget is None or self._max_model_len <= budget
+        return Seat(
+            agent,
+            policy,
+            player,
+            trainable=trainable,
+            tokenizer=self._tokenizer,
+            sampling=Sampling(
+                **config.sampling.model_dump(), stop_token_ids=tuple(self._tokenizer.stop_token_ids)
+            ),
+            limits=Limits(
+                max_turns=config.env.max_turns or self._spec.max_turns or DEFAULT_MAX_TURNS,
+                max_tokens=self._max_model_len if context else budget or 0,
+                context=context,
+                request_timeout=config.env.episode_timeout,
+            ),
+            system_prompt=driver.system_prompt(agent),
+            tools=driver.tools(agent),
+        )
+
+
+def main(config: Config, *, name: str, coordinator: str, parent_pid: int | None) -> None:
+    """Run a worker until it is told to end; the body of `agentgym worker`."""
+    setup_logging(name)
+    if parent_pid is not None:
+        die_with_parent(parent_pid)
+    # Environments that draw from the process-global generators at least start from a known state.
+    random.seed(config.run.seed)
+    np.random.seed(config.run.seed)
+    asyncio.run(Worker(config, name=name, coordinator=coordinator).run())
+    logging.shutdown()
+    os._exit(0)  # threads that never returned must not keep the process

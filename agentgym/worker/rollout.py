@@ -1,0 +1,117 @@
+"""One play: an environment and the policies of its agents, from a lease to an episode.
+
+Whatever happens, `play` returns an episode: what an environment or a policy does wrong is data on it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agentgym.config import EnvConfig
+from agentgym.episode import EndReason, Episode
+from agentgym.errors import EnvError, PolicyError
+from agentgym.messages import AgentId, Message
+from agentgym.protocol import Lease
+from agentgym.worker.calls import EnvCalls
+from agentgym.worker.driver import Driver, Outcome, State
+from agentgym.worker.seat import Seat
+
+SeatMaker = Callable[[AgentId, Driver, Lease], Seat]
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """What `play` returns."""
+
+    episode: Episode
+    reusable: bool
+    """Whether the environment may be used again: False after a failure or a timeout."""
+
+
+class Rollout:
+    """Plays the episode of one lease."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        driver: Driver,
+        *,
+        config: EnvConfig,
+        calls: EnvCalls,
+        make_seat: SeatMaker,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare the play; nothing is called yet."""
+        self._lease = lease
+        self._driver = driver
+        self._config = config
+        self._calls = calls
+        self._make_seat = make_seat
+        self._clock = clock
+        self._seats: dict[AgentId, Seat] = {}
+
+    async def play(self) -> Play:
+        """Play to the end and return the episode, a failed one if need be."""
+        started, error = self._clock(), ""
+        try:
+            async with asyncio.timeout(self._config.episode_timeout):
+                reason = await self._turns()
+        except EnvError as failure:  # before TimeoutError, which EnvTimeoutError is too
+            reason, error = EndReason.ENV_FAILED, f"{self._config.id}: {failure}"
+        except PolicyError as failure:
+            reason, error = EndReason.POLICY_FAILED, str(failure)
+        except TimeoutError:
+            reason = EndReason.TIMEOUT
+        trajectories = tuple(t for seat in self._seats.values() for t in seat.trajectories())
+        episode = Episode(
+            env_id=self._config.id,
+            task_index=self._lease.task_index,
+            seed=self._lease.seed,
+            group_id=self._lease.group_id,
+            member=self._lease.member,
+            end_reason=reason,
+            trajectories=trajectories,
+            checksums=tuple(t.checksum() for t in trajectories),
+            metrics={"seconds": self._clock() - started},
+            agent_metrics={seat.agent: seat.metrics for seat in self._seats.values()},
+            error=error,
+        )
+        clean = reason not in (EndReason.ENV_FAILED, EndReason.POLICY_FAILED, EndReason.TIMEOUT)
+        return Play(episode, reusable=clean)
+
+    async def _turns(self) -> EndReason:
+        state = await self._calls.run("reset", self._config.reset_timeout, self._driver.reset, self._lease.seed)
+        self._credit(state.outcomes)
+        truncated = False
+        while not state.over:
+            answers = await self._answers(state)
+            cut = [answer for answer in answers.values() if isinstance(answer, EndReason)]
+            if cut:
+                return cut[0]
+            state = await self._calls.run("step", self._config.step_timeout, self._driver.act, answers)
+            self._credit(state.outcomes)
+            truncated = truncated or any(outcome.truncated for outcome in state.outcomes)
+        return EndReason.ENV_TRUNCATED if truncated else EndReason.TERMINATED
+
+    async def _answers(self, state: State) -> dict[AgentId, Message | EndReason]:
+        requests = state.requests
+        if len(requests) == 1:  # nearly always; saves a task per turn
+            request = requests[0]
+            return {request.agent: await self._seat(request.agent).answer(request.messages, request.info)}
+        answers = await asyncio.gather(
+            *(self._seat(r.agent).answer(r.messages, r.info) for r in requests), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return {r.agent: answer for r, answer in zip(requests, answers, strict=True)}
+
+    def _seat(self, agent: AgentId) -> Seat:
+        if agent not in self._seats:
+            self._seats[agent] = self._make_seat(agent, self._driver, self._lease)
+        return self._seats[agent]
+
+    def _credit(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            self._seat(outcome.agent).earn(outcome.reward, outcome.info)

@@ -1,0 +1,173 @@
+"""One agent of an episode in play: its conversation, its turns and what they earned."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from agentgym.episode import NOT_SAMPLED, EndReason, Trajectory, Turn
+from agentgym.errors import PolicyError, PolicyUnavailableError
+from agentgym.messages import AgentId, Message, ToolSchema, system
+from agentgym.policy.client import Completion, Policy, Sampling
+from agentgym.policy.scripted import ScriptedPolicy
+from agentgym.policy.template import ChatTokenizer
+from agentgym.policy.tokens import Conversation, Span
+
+RETRY_SECONDS = 0.5
+"""Between two questions to policy servers that are not there."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A turn whose reward may still come."""
+
+    span: Span
+    message: Message
+    finish_reason: str
+    seconds: float = 0.0
+    reward: float = 0.0
+    rewards: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ends an agent's part in an episode."""
+
+    max_turns: int
+    max_tokens: int
+    """Tokens of one conversation, prompts included: the smaller of the model's context and `env.max_tokens`."""
+    context: bool
+    """Whether `max_tokens` is the model's context."""
+    request_timeout: float
+    """Seconds that an answer may take, all retries included."""
+
+
+class Seat:
+    """An agent and the policy that plays it."""
+
+    def __init__(
+        self,
+        agent: AgentId,
+        policy: str,
+        player: Policy | ScriptedPolicy,
+        *,
+        trainable: bool,
+        tokenizer: ChatTokenizer,
+        sampling: Sampling,
+        limits: Limits,
+        system_prompt: str | None,
+        tools: list[ToolSchema],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin a conversation for the agent."""
+        self.agent = agent
+        self.metrics: dict[str, float] = {}
+        self._policy = policy
+        self._player = player
+        self._trainable = trainable
+        self._tokenizer = tokenizer
+        self._sampling = sampling
+        self._limits = limits
+        self._tools = tools
+        self._opening: list[Message] = [system(system_prompt)] if system_prompt else []
+        self._clock = clock
+        self._conversation: Conversation | None = None
+        self._turns: list[_Draft] = []
+
+    async def answer(self, new: list[Message], info: Mapping[str, Any]) -> Message | EndReason:
+        """Return the agent's answer to the new messages, or why it cannot give one."""
+        if len(self._turns) >= self._limits.max_turns:
+            return EndReason.MAX_TURNS
+        conversation = self._hear(new)
+        if isinstance(self._player, ScriptedPolicy):
+            return self._scripted(self._player, conversation, info)
+        return await self._sampled(self._player, conversation)
+
+    def earn(self, reward: float, info: Mapping[str, Any]) -> None:
+        """Credit the agent's latest turn, and take over the numbers in the environment's info."""
+        if self._turns:
+            turn = self._turns[-1]
+            turn.reward += reward
+            for name, value in info.get("rewards", {}).items():
+                turn.rewards[name] = turn.rewards.get(name, 0.0) + float(value)
+        elif reward:
+            # Given before the agent ever acted: no token can be credited with it.
+            self.metrics["unattributed_reward"] = self.metrics.get("unattributed_reward", 0.0) + reward
+        if "success" in info:
+            self.metrics["success"] = float(info["success"])
+        for name, value in info.get("metrics", {}).items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + float(value)
+
+    def trajectories(self) -> list[Trajectory]:
+        """Return the record of each branch that has a turn."""
+        if self._conversation is None:
+            return []
+        records = []
+        for number, branch in enumerate(self._conversation.branches):
+            turns = tuple(
+                Turn(d.span.start, d.span.end, d.message, d.finish_reason, d.reward, d.rewards, d.seconds)
+                for d in self._turns
+                if d.span.branch == number
+            )
+            if turns:
+                records.append(
+                    Trajectory(
+                        agent=self.agent,
+                        policy=self._policy,
+                        trainable=self._trainable,
+                        turns=turns,
+                        branch=number,
+                        **branch.arrays(),
+                    )
+                )
+        return records
+
+    def _hear(self, new: list[Message]) -> Conversation:
+        if self._conversation is None:
+            self._conversation = Conversation(self._tokenizer)
+            self._conversation.initial([*self._opening, *new], self._tools)
+        else:
+            self._conversation.append_messages(new)
+        return self._conversation
+
+    def _scripted(self, player: ScriptedPolicy, conversation: Conversation, info: Mapping[str, Any]) -> Message:
+        try:
+            message = player.act(list(conversation.messages), self._tools, dict(info))
+        except Exception as error:  # the boundary to code that users wrote
+            raise PolicyError(f"policy {self._policy!r} raised {type(error).__name__}: {error}") from error
+        tokens = self._tokenizer.encode_answer(message)
+        unsampled = np.full(len(tokens), NOT_SAMPLED, np.int32)
+        span = conversation.append_sampled(tokens, np.zeros(len(tokens)), unsampled, message=message)
+        self._turns.append(_Draft(span, message, "scripted"))
+        return message
+
+    async def _sampled(self, player: Policy, conversation: Conversation) -> Message | EndReason:
+        prompt, routes_start = conversation.prompt, conversation.routes_start
+        room = self._limits.max_tokens - len(prompt)
+        if room < 1:
+            return EndReason.CONTEXT if self._limits.context else EndReason.MAX_TOKENS
+        sampling = replace(self._sampling, max_tokens=min(self._sampling.max_tokens, room))
+        completion = await self._complete(player, prompt, sampling, routes_start)
+        span = conversation.append_sampled(
+            completion.tokens, completion.logprobs, completion.versions, completion.routes, routes_start
+        )
+        message = conversation.messages[-1]
+        self._turns.append(_Draft(span, message, completion.finish_reason, completion.seconds))
+        return message
+
+    async def _complete(
+        self, player: Policy, prompt: list[int], sampling: Sampling, routes_start: int
+    ) -> Completion:
+        """Ask until a server answers: one that died comes back, and nothing of the episode is lost with it."""
+        deadline = self._clock() + self._limits.request_timeout
+        while True:
+            left = max(0.001, deadline - self._clock())
+            try:
+                return await player.complete(prompt, sampling, routes_start=routes_start, timeout=left)
+            except PolicyUnavailableError:
+                if left <= RETRY_SECONDS:
+                    raise
+            await asyncio.sleep(RETRY_SECONDS)

@@ -1,0 +1,57 @@
+"""The environment `agentgym/Calculator-v0`."""
+
+from typing import Any
+
+from agentgym.errors import ConfigError
+from agentgym.messages import Observation
+from agentgym.tools import ToolEnv, tool
+from agentgym_envs.calculator import prompts, rules
+
+
+class Calculator(ToolEnv):
+    """Work out an expression with a tool and submit the answer with another."""
+
+    system_prompt = prompts.SYSTEM
+    max_tool_calls = 4
+
+    def __init__(self, *, max_number: int = 20, max_terms: int = 3, format_penalty: float = 0.1) -> None:
+        """Take the largest number and most terms of a question, and the price of a turn without a call."""
+        if max_number < 1 or max_terms < 2:
+            raise ConfigError(f"max_number = {max_number}, max_terms = {max_terms}: needs at least 1 and 2")
+        self.max_number = max_number
+        self.max_terms = max_terms
+        self.format_penalty = format_penalty
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Ask a question."""
+        super().reset(seed=seed)
+        expression = rules.make_question(self.np_random, max_number=self.max_number, max_terms=self.max_terms)
+        self._answer_is = rules.calculate(expression)
+        return prompts.question(expression), {}
+
+    def on_text(self, text: str) -> str:
+        """Remind of the tools, at a price."""
+        self.add_reward(format=-self.format_penalty)
+        return prompts.NO_CALL
+
+    @tool(max_chars=200)
+    def calculate(self, expression: str) -> str:
+        """Work out an expression.
+
+        Args:
+            expression: Integers, + - * / // % and parentheses.
+        """
+        return str(rules.calculate(expression))
+
+    @tool
+    def submit(self, answer: int) -> str:
+        """Give the answer.
+
+        Args:
+            answer: The value.
+        """
+        right = answer == self._answer_is
+        self.finish(float(right), success=float(right))
+        return prompts.RIGHT if right else prompts.WRONG

@@ -1,0 +1,125 @@
+"""agentgym/Calculator-v0."""
+
+import warnings
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+from hypothesis import given
+from hypothesis import strategies as st
+from plays import Says, play_single
+
+from agentgym.messages import assistant, tool_call
+from agentgym.policy.scripted import load_scripted
+from agentgym.registry import make, spec
+from agentgym_envs import register_envs
+from agentgym_envs.calculator import rules
+from agentgym_envs.calculator.env import Calculator
+from agentgym_envs.calculator.policies import CalculatorExpert, NoisyCalculator
+
+register_envs()
+ENV_ID = "agentgym/Calculator-v0"
+
+
+def test_gymnasium_accepts_it():
+    check_env(gymnasium.make(ENV_ID).unwrapped)
+
+
+def test_the_expert_is_always_right():
+    for seed in range(200):
+        seat = play_single(Calculator(), CalculatorExpert(seed=0), seed, max_turns=4)
+        assert seat.success == 1.0
+        assert seat.parts == {"success": 1.0}
+        assert seat.metrics == {"tools/calculate/calls": 1.0, "tools/submit/calls": 1.0}
+
+
+def test_the_noisy_player_is_sometimes_right():
+    policy = NoisyCalculator(seed=1)
+    plays = [play_single(make(ENV_ID), policy, seed, max_turns=4) for seed in range(400)]
+    rate = sum(seat.success or 0.0 for seat in plays) / len(plays)
+    assert 0.4 < rate < 0.8
+    assert {"tools/invalid", "tools/calculate/calls", "tools/submit/calls"} <= {
+        name for seat in plays for name in seat.metrics
+    }
+    assert any(seat.parts.get("format", 0.0) < 0 for seat in plays)
+
+
+def test_a_turn_without_a_call_costs_a_little_and_does_not_end_the_episode():
+    seat = play_single(Calculator(), Says("42"), 0, max_turns=3)
+    assert seat.rewards == pytest.approx([-0.1, -0.1, -0.1])
+    assert seat.parts == {"format": pytest.approx(-0.3)}
+    assert seat.success is None
+
+
+def test_a_wrong_answer_ends_the_episode_without_success():
+    env = Calculator()
+    env.reset(seed=0)
+    answer = assistant("", [tool_call("submit", '{"answer": 123456}', "a")])
+    messages, reward, terminated, truncated, info = env.step(answer)
+    assert messages[0]["content"] == "wrong"
+    assert (reward, terminated, truncated, info["success"]) == (0.0, True, False, 0.0)
+
+
+def test_questions_follow_the_settings():
+    env = Calculator(max_number=3, max_terms=2)
+    for seed in range(50):
+        question, _ = env.reset(seed=seed)
+        assert len(question) == len("1+1=?")
+        assert set(question) <= set("123+-*=?")
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("1+2*3", 7),
+        ("(1+2)*3", 9),
+        ("-4 - -5", 1),
+        ("7/2", 3.5),
+        ("8/2", 4),
+        ("7//2", 3),
+        ("7%4", 3),
+        (" 5 ", 5),
+    ],
+)
+def test_arithmetic_is_right(expression, value):
+    result = rules.calculate(expression)
+    assert result == value
+    assert type(result) is type(value)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "",
+        "1+",
+        "__import__('os')",
+        "2**99",
+        "1/0",
+        "1%0",
+        "9" * 101,
+        "(" * 60 + "1" + ")" * 40,
+        "1(2)",
+        "()",
+        "007",
+    ]
+    + ["9" * 20, "999999999*999999999", "1.5", "a", "1\n2"],
+)
+def test_everything_else_is_refused_with_a_reason(expression):
+    with pytest.raises(ValueError, match=r"\w"):
+        rules.calculate(expression)
+
+
+@given(st.text(alphabet="0123456789+-*/%() ", max_size=40))
+def test_no_text_makes_the_calculator_fail_otherwise(expression):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            assert abs(rules.calculate(expression)) <= rules.MAX_VALUE
+        except ValueError as error:
+            assert str(error)
+
+
+def test_scripted_policies_are_registered():
+    for name in ("expert", "noisy"):
+        assert load_scripted(name, 0, env_spec=spec(ENV_ID))
+    assert spec(ENV_ID).max_turns == 4

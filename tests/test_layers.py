@@ -1,0 +1,139 @@
+"""Imports point downward, heavy packages stay in their places, and no file is too long for one sitting."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAX_LINES = 400
+MAX_FUNCTION_LINES = 60
+PACKAGES = {
+    "agentgym": ROOT / "agentgym",
+    "agentgym_envs": ROOT / "envs/agentgym_envs",
+    "agentgym_trainers": ROOT / "trainers/agentgym_trainers",
+}
+
+# A module of the core may import only modules of a row above its own.
+LAYERS = [
+    "errors log messages",
+    "config episode",
+    "cli",
+]
+
+# What one package may import of another; everything else there is out of its sight.
+ALLOWED = {
+    ("agentgym", "agentgym_envs"): "",
+    ("agentgym", "agentgym_trainers"): "",
+    ("agentgym_envs", "agentgym"): "env errors messages registry spaces tools wrappers policy.scripted",
+    ("agentgym_envs", "agentgym_trainers"): "",
+    ("agentgym_trainers", "agentgym"): "batch config errors log protocol weights wire",
+    ("agentgym_trainers", "agentgym_envs"): "",
+}
+
+# The only places where these packages are imported, at the top of a file or inside a function.
+HEAVY = {
+    "vllm": "agentgym.policy.engine",
+    "torch": "agentgym.policy.engine agentgym_trainers",
+    "transformers": "agentgym_trainers",
+    "megatron": "agentgym_trainers.megatron",
+}
+
+# `except Exception` and its like, per module: only where a process meets code that is not ours. Never more.
+BROAD_EXCEPTS: dict[str, int] = {}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Every module of the three packages with its file."""
+    for package, folder in PACKAGES.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            yield ".".join((package, *parts)).removesuffix(".__init__"), path
+
+
+MODULES = dict(modules())
+LEVEL = {f"agentgym.{name}": row for row, names in enumerate(LAYERS) for name in names.split()}
+
+
+def imported(path: Path) -> set[str]:
+    """The full names of what a file imports, wherever in the file it does so."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module, f"{path}:{node.lineno}: relative import"
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            # `from package import module` imports the module, `from module import name` what stands before.
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else node.module for name in whole}
+    return found
+
+
+def within(name: str, package: str) -> bool:
+    """Whether a dotted name is the package or lies in it."""
+    return name == package or name.startswith(f"{package}.")
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "agentgym"])
+def test_imports_point_downward(name: str) -> None:
+    for other in imported(MODULES[name]):
+        assert other != "agentgym", f"{name} imports the root; import the module that defines the name"
+        if name in LEVEL and other in LEVEL:
+            assert LEVEL[other] < LEVEL[name], f"{name} -> {other}: it stands in no row above"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_packages_see_only_what_they_may(name: str) -> None:
+    mine = name.split(".")[0]
+    for other in imported(MODULES[name]):
+        theirs = other.split(".")[0]
+        if theirs in PACKAGES and theirs != mine:
+            allowed = {f"{theirs}.{part}" for part in ALLOWED[mine, theirs].split()}
+            assert other in allowed, f"{name} -> {other}"
+        places = HEAVY.get(theirs)
+        assert places is None or any(within(name, place) for place in places.split()), f"{name} -> {other}"
+
+
+def test_every_module_of_the_core_has_a_row() -> None:
+    core = {n for n, path in MODULES.items() if within(n, "agentgym") and path.name != "__init__.py"}
+    assert core == set(LEVEL)
+
+
+def test_no_file_is_too_long() -> None:
+    paths = [*MODULES.values(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "scripts").rglob("*.*")]
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in paths if is_text(path)
+    }
+    assert {path: lines for path, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def is_text(path: Path) -> bool:
+    """Whether a file is one that people read."""
+    return path.suffix in (".py", ".sh", ".toml", ".md")
+
+
+def test_no_function_is_too_long() -> None:
+    long = {
+        f"{name}.{node.name}": lines
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
+    }
+    assert long == {}
+
+
+def test_broad_excepts_only_grow_fewer() -> None:
+    assert {name: count for name, path in MODULES.items() if (count := broad_excepts(path))} == BROAD_EXCEPTS
+
+
+def broad_excepts(path: Path) -> int:
+    """Count the handlers of a file that catch Exception, BaseException or everything."""
+    broad = {"Exception", "BaseException"}
+    return sum(
+        node.type is None or bool(broad & {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)})
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ExceptHandler)
+    )

@@ -1,0 +1,148 @@
+"""Checkpoints: folders that are complete from the moment they have their name.
+
+    CHECKPOINTS/step-000012/
+        model/               a Hugging Face folder: model.safetensors, and the config and tokenizer of the
+        run's model optimizer.safetensors rng.safetensors trainer.json         format and step
+        coordinator.json     the coordinator's own state
+    CHECKPOINTS/latest       the name of the newest folder
+
+A checkpoint is written under another name, synced to the disk and renamed; `latest` moves after that. No file
+can run code when it is read: tensors are safetensors, everything else is JSON.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from agentgym.errors import ModelError
+
+FORMAT = 1
+LATEST = "latest"
+MODEL = "model"
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    *,
+    weights: Mapping[str, Tensor],
+    optimizer: Mapping[str, Tensor],
+    coordinator: Mapping[str, Any],
+    model_folder: Path,
+    keep: int,
+) -> Path:
+    """Write the checkpoint of a step, point `latest` at it and return its folder.
+
+    All but the newest `keep` checkpoints are removed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"step-{step:06d}"
+    partial = folder / f".{final.name}.{os.getpid()}.partial"
+    partial.mkdir(mode=0o700)
+    _write_model(partial / MODEL, weights, model_folder)
+    save_file(_unshared(optimizer), partial / "optimizer.safetensors")
+    save_file({"cpu": torch.get_rng_state()}, partial / "rng.safetensors")
+    (partial / "trainer.json").write_text(json.dumps({"format": FORMAT, "step": step}) + "\n")
+    (partial / "coordinator.json").write_text(json.dumps(coordinator) + "\n")
+    _sync_tree(partial)
+    if final.exists():  # of a run that went on from an older checkpoint
+        shutil.rmtree(final)
+    partial.rename(final)
+    _sync(folder)
+    _point_latest(folder, final.name)
+    _remove_old(folder, keep)
+    return final
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint, or None."""
+    try:
+        return folder / (folder / LATEST).read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def read_step(checkpoint: Path) -> int:
+    """Return the step of a checkpoint.
+
+    Raises:
+        ModelError: it is not a checkpoint, or of another format.
+    """
+    try:
+        fields = json.loads((checkpoint / "trainer.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{checkpoint} is not a checkpoint: {error}") from error
+    if fields.get("format") != FORMAT:
+        raise ModelError(f"{checkpoint} has format {fields.get('format')!r}; this version reads {FORMAT}")
+    return int(fields["step"])
+
+
+def read_optimizer(checkpoint: Path) -> dict[str, Tensor]:
+    """Return the optimizer's tensors of a checkpoint."""
+    return dict(load_file(checkpoint / "optimizer.safetensors"))
+
+
+def restore_rng(checkpoint: Path) -> None:
+    """Set torch's generator to where it was."""
+    torch.set_rng_state(load_file(checkpoint / "rng.safetensors")["cpu"])
+
+
+def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write a weights file that is complete from the moment it has its name, readable by this user only."""
+    partial = path.with_name(f".{path.name}.partial")
+    save_file(_unshared(weights), partial, metadata={"format": "pt"})
+    partial.chmod(0o600)
+    partial.rename(path)
+
+
+def _write_model(folder: Path, weights: Mapping[str, Tensor], model_folder: Path) -> None:
+    folder.mkdir()
+    write_weights(folder / "model.safetensors", weights)
+    for path in sorted(model_folder.iterdir()):
+        # The index of a sharded model would name files that are not here.
+        if path.suffix in (".json", ".jinja", ".txt", ".model") and not path.name.endswith(".index.json"):
+            shutil.copyfile(path, folder / path.name)
+
+
+def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous CPU copies; safetensors refuses tensors that share memory."""
+    return {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+
+
+def _point_latest(folder: Path, name: str) -> None:
+    partial = folder / f".{LATEST}.partial"
+    partial.write_text(name + "\n")
+    _sync(partial)
+    partial.replace(folder / LATEST)
+    _sync(folder)
+
+
+def _remove_old(folder: Path, keep: int) -> None:
+    for old in sorted(folder.glob("step-*"))[:-keep]:
+        shutil.rmtree(old)
+    for abandoned in folder.glob(".step-*.partial"):  # of a process that was killed while it wrote
+        shutil.rmtree(abandoned)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,152 @@
+"""The trainer's connection to the coordinator, on a thread of its own.
+
+A socket belongs to one thread, and heartbeats must go out while a step runs; so this thread owns the socket,
+and the training thread exchanges messages with it through queues. A byte through a pipe wakes the thread for
+what is to be sent.
+"""
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import zmq
+
+from agentgym.errors import WireError
+from agentgym.protocol import BatchHeader, Drain, Error, Header, Heartbeat
+from agentgym.wire import Packet, open_socket, pack, unpack
+
+logger = logging.getLogger(__name__)
+
+SILENCE = 30.0
+"""Seconds without any message after which the coordinator counts as gone; it sends heartbeats too."""
+
+
+class BusyShare:
+    """Measures the share of wall time that was spent inside `busy`, between two readings."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start idle."""
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._read_at = clock()
+        self._since: float | None = None
+        self._sum = 0.0
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Count the time inside."""
+        with self._lock:
+            self._since = self._clock()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sum += self._clock() - self._since
+                self._since = None
+
+    def read(self) -> float:
+        """Return the share since the last reading, and start anew."""
+        with self._lock:
+            now = self._clock()
+            if self._since is not None:
+                self._sum += now - self._since
+                self._since = now
+            share = self._sum / max(now - self._read_at, 1e-9)
+            self._read_at, self._sum = now, 0.0
+            return share
+
+
+class Link:
+    """Sends and receives for the training thread; heartbeats by itself."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        heartbeat_interval: float,
+        busy: BusyShare,
+        on_silence: Callable[[str], None],
+        silence: float = SILENCE,
+    ) -> None:
+        """Connect and start the thread.
+
+        `on_silence` is called, once and on that thread, with a sentence when nothing came for `silence`
+        seconds.
+        """
+        self._address = address
+        self._interval = heartbeat_interval
+        self._busy = busy
+        self._on_silence = on_silence
+        self._silence = silence
+        self._incoming: queue.SimpleQueue[Packet] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[Header | None] = queue.SimpleQueue()
+        self._wake_read, self._wake_write = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+        self._thread.start()
+
+    def send(self, header: Header) -> None:
+        """Send a message; never blocks."""
+        self._outgoing.put(header)
+        os.write(self._wake_write, b"\0")
+
+    def receive(self) -> Packet:
+        """Wait for the next batch, drain or error; `on_silence` ends a wait that nobody would answer."""
+        return self._incoming.get()
+
+    def close(self) -> None:
+        """Send what is waiting and end the thread."""
+        self._outgoing.put(None)
+        os.write(self._wake_write, b"\0")
+        self._thread.join()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _run(self) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = open_socket(context, zmq.DEALER)
+        socket.connect(self._address)
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._wake_read, zmq.POLLIN)
+        heard = beaten = time.monotonic()
+        while self._flush(socket):
+            ready = dict(poller.poll(int(self._interval * 500)))
+            now = time.monotonic()
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
+            if socket in ready:
+                heard = now
+                self._take(socket.recv_multipart())
+            if now - beaten >= self._interval:
+                beaten = now
+                socket.send_multipart(pack(Heartbeat(stats={"busy": self._busy.read()})))
+            if now - heard > self._silence:
+                self._on_silence(
+                    f"the coordinator at {self._address} has been silent for {self._silence:g} s"
+                )
+                heard = now + 1e9  # said once
+        socket.close()
+        context.term()
+
+    def _flush(self, socket: zmq.Socket[bytes]) -> bool:
+        """Send what is waiting; False when `close` was called."""
+        while not self._outgoing.empty():
+            header = self._outgoing.get()
+            if header is None:
+                return False
+            socket.send_multipart(pack(header))
+        return True
+
+    def _take(self, frames: list[bytes]) -> None:
+        try:
+            packet = unpack(frames)
+        except WireError as error:
+            logger.warning("a message from the coordinator was dropped: %s", error)
+            return
+        if isinstance(packet.header, BatchHeader | Drain | Error):
+            self._incoming.put(packet)
+        # Welcome and heartbeats only show that it lives.

@@ -1,0 +1,125 @@
+"""The trainer: a model, its optimizer, and what a batch message does to them. No sockets here."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentgym.batch import split
+from agentgym.config import Config
+from agentgym.errors import IntegrityError
+from agentgym.protocol import BatchHeader, StepDone
+from agentgym.weights import weights_file
+from agentgym_trainers.megatron import checkpoint, parallel
+from agentgym_trainers.megatron.convert import iter_hf, load_hf, read_safetensors
+from agentgym_trainers.megatron.microbatch import build_microbatch
+from agentgym_trainers.megatron.model import build_model, read_config
+from agentgym_trainers.megatron.optimizer import Optimizer
+from agentgym_trainers.megatron.replay import ReplayController
+from agentgym_trainers.megatron.step import Metrics, StepSettings, train_step
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Trainer:
+    """Trains one model. The version of its weights is the number of steps that made them.
+
+    `parallel.initialize` must have been called.
+    """
+
+    def __init__(
+        self, config: Config, *, exchange: Path, checkpoints: Path, resume: Path | None = None
+    ) -> None:
+        """Load the run's model, or go on from the folder of a checkpoint.
+
+        Raises:
+            ModelError: the model or the checkpoint cannot be used.
+        """
+        torch.set_num_threads(config.trainer.threads)
+        self._config = config
+        self._exchange = exchange
+        self._checkpoints = checkpoints
+        self.step = 0
+        folder = config.model if resume is None else resume / checkpoint.MODEL
+        self._device = parallel.device()
+        self.model = build_model(read_config(folder), DTYPES[config.trainer.dtype], self._device)
+        load_hf(self.model, read_safetensors(folder))
+        self.replay = ReplayController(self.model)
+        self.optimizer = Optimizer(self.model, config.trainer)
+        if resume is not None:
+            self.step = checkpoint.read_step(resume)
+            self.optimizer.load(checkpoint.read_optimizer(resume))
+            checkpoint.restore_rng(resume)
+
+    def train(self, header: BatchHeader, arrays: Mapping[str, NDArray[Any]]) -> StepDone:
+        """Take the step of a batch message, publish and checkpoint as it asks, and return the answer.
+
+        Raises:
+            IntegrityError: the batch is not what its workers recorded, or of another step; nothing was
+            trained. RunError: the gradient is not finite.
+        """
+        if header.step != self.step + 1:
+            raise IntegrityError(f"got the batch of step {header.step} after step {self.step}")
+        metrics = self._update(header, arrays)
+        self.step = header.step
+        weights = str(self.publish()) if header.publish else ""
+        folder = str(self.save(header.state)) if header.checkpoint else ""
+        return StepDone(step=self.step, metrics=metrics, weights=weights, checkpoint=folder)
+
+    def publish(self) -> Path:
+        """Write the weights of this version into the exchange folder and return the file."""
+        path = weights_file(self._exchange, self.step)
+        checkpoint.write_weights(path, self.weights())
+        return path
+
+    def save(self, coordinator: Mapping[str, Any]) -> Path:
+        """Write a checkpoint with the coordinator's state and return its folder."""
+        return checkpoint.save_checkpoint(
+            self._checkpoints,
+            self.step,
+            weights=self.weights(),
+            optimizer=self.optimizer.tensors(),
+            coordinator=coordinator,
+            model_folder=self._config.model,
+            keep=self._config.trainer.keep_checkpoints,
+        )
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights with Hugging Face names."""
+        return dict(iter_hf(self.model))
+
+    def _update(self, header: BatchHeader, arrays: Mapping[str, NDArray[Any]]) -> Metrics:
+        samples = split(dict(arrays), header.lengths, header.checksums)
+        for number, sample in enumerate(samples):
+            try:
+                sample.verify()
+            except IntegrityError as error:
+                raise IntegrityError(f"sample {number} of step {header.step}: {error}") from error
+        named = sorted(index for microbatch in header.microbatches for index in microbatch)
+        if named != list(range(len(samples))):
+            raise IntegrityError(
+                f"the microbatches of step {header.step} name {named}, not each of {len(samples)} samples"
+            )
+        supervised = header.loss == "sft"
+        microbatches = [
+            build_microbatch(
+                [samples[index] for index in indices],
+                self.step,
+                self.replay if self._config.trainer.router_replay else None,
+                self._device,
+            )
+            for indices in header.microbatches
+        ]
+        return train_step(
+            self.model,
+            self.optimizer,
+            self.replay,
+            microbatches,
+            StepSettings(header.loss, header.learning_rate, header.updates),
+            self._config.algorithm,
+            # Greedy sampling has no distribution to speak of; the model's own stands for it.
+            1.0 if supervised else self._config.sampling.temperature or 1.0,
+        )
