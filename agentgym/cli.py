@@ -56,6 +56,35 @@ def worker(
 
 
 @app.command()
+def serve(
+    bind: Annotated[str, typer.Option(help="Where workers reach it: ipc://PATH or tcp://127.0.0.1:PORT.")],
+    model: Annotated[Path | None, typer.Option(help="A Hugging Face folder; by default the configuration's.")] = None,
+    config: Annotated[Path | None, typer.Option(help="RUN_DIR/config.json, or a TOML file.")] = None,
+    coordinator: Annotated[str | None, typer.Option(help="The coordinator's ZeroMQ address.")] = None,
+    name: Annotated[str, typer.Option(help="How the server is called in logs.")] = "server",
+    parent_pid: ParentPid = None,
+) -> None:
+    """Serve a policy with vLLM; `agentgym train` starts its own servers."""
+    from agentgym.config import ServerConfig, load_config
+    from agentgym.errors import ConfigError
+    from agentgym.log import setup_logging
+    from agentgym.policy.server import run_server
+
+    setup_logging(name)
+    settings = load_config(config) if config is not None else None
+    if model is None and settings is None:
+        raise ConfigError("nothing to serve: give --model DIR or --config FILE")
+    run_server(
+        model=model or settings.model,  # type: ignore[union-attr]
+        config=settings.server if settings is not None else ServerConfig(),
+        bind=bind,
+        coordinator=coordinator,
+        name=name,
+        parent_pid=parent_pid,
+    )
+
+
+@app.command()
 def init_model(
     directory: Annotated[Path, typer.Argument(help="The folder to write.")],
     preset: Annotated[str, typer.Option(help="Which model.")] = "tiny-moe",

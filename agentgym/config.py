@@ -104,8 +104,12 @@ class RolloutConfig(Section):
 class AlgorithmConfig(Section):
     """Advantages and loss."""
 
-    advantage: Literal["group_mean", "group_mean_std", "leave_one_out"] = "group_mean"
-    """A name in `agentgym.advantages`."""
+    advantage: Literal[
+        "group_mean", "group_mean_std", "leave_one_out", "turn_group_mean", "turn_batch_mean"
+    ] = "group_mean"
+    """A function of `agentgym.advantages`: whole plays compared in their group, or turns by their reward-to-go."""
+    discount: Probability = 1.0
+    """turn_*: what a reward one turn later counts."""
     normalize_batch: bool = True
     """Divide the advantages of a step by their standard deviation over the step."""
     loss_mean: Literal["token", "agent"] = "token"
@@ -266,8 +270,11 @@ class Config(Section):
                 raise ValueError(f"policy_mapping.{agent} = {policy!r}; known policies: {sorted(self.policies)}")
             if policy != self.learner and self.policies[policy].model is not None:
                 raise ValueError(f"policies.{policy} has a model but is not in policies_to_train")
-        if self.rollout.group_size < 2 and self.run.steps:
-            raise ValueError("advantages compare the members of a group; set rollout.group_size >= 2")
+        if self.rollout.group_size < 2 and self.algorithm.advantage != "turn_batch_mean" and self.run.steps:
+            raise ValueError(
+                f"algorithm.advantage = {self.algorithm.advantage!r} compares the members of a group; "
+                "set rollout.group_size >= 2"
+            )
         if self.sampling.max_tokens >= self.server.max_model_len:
             raise ValueError(
                 f"sampling.max_tokens = {self.sampling.max_tokens} leaves no room for a prompt in "

@@ -7,7 +7,7 @@
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -61,25 +61,29 @@ def _tag(env_id: str) -> str:
     return env_id.rpartition("/")[2].replace(":", ".")
 
 
-def render_episode(episode: Episode) -> str:
-    """Return an episode as Markdown: who said what, what it earned, why it ended."""
+def render_episode(episode: Episode, decode: Callable[[Sequence[int]], str]) -> str:
+    """Return an episode as Markdown: what each agent read and said, token for token, and what it earned."""
     lines = [
         f"**{episode.env_id}** task {episode.task_index}, group {episode.group_id}, member {episode.member}: "
         f"{episode.end_reason.value}{' - ' + episode.error if episode.error else ''}",
         "",
     ]
     for trajectory in episode.trajectories:
-        lines.append(f"*{trajectory.agent}* ({trajectory.policy}), reward {trajectory.reward:g}:")
-        lines.append("")
+        lines += [f"*{trajectory.agent}* ({trajectory.policy}), reward {trajectory.reward:g}:", ""]
+        read = 0
         for turn in trajectory.turns:
-            said = turn.message["content"].replace("\n", " ")
-            calls = "".join(
-                f" `{c['function']['name']}({c['function']['arguments']})`" for c in turn.message.get("tool_calls", [])
-            )
             parts = ", ".join(f"{name} {value:+g}" for name, value in turn.rewards.items())
-            lines.append(f"- `{said}`{calls} {turn.reward:+g}{' (' + parts + ')' if parts else ''}")
+            earned = f" {turn.reward:+g}" + (f" ({parts})" if parts else "") if turn.reward or parts else ""
+            lines.append(f"- read {_quote(decode(trajectory.tokens[read : turn.start].tolist()))}")
+            said = _quote(decode(trajectory.tokens[turn.start : turn.end].tolist()))
+            lines.append(f"- **said** {said}{earned}")
+            read = turn.end
         lines.append("")
     return "\n".join(lines)
+
+
+def _quote(text: str) -> str:
+    return "`` " + text.replace("\n", "\\n").replace("``", "''") + " ``"
 
 
 class TensorBoard:
@@ -100,11 +104,9 @@ class TensorBoard:
         if len(values):
             self._writer.add_histogram(tag, values, step)
 
-    def episodes(self, tag: str, episodes: Iterable[Episode], step: int) -> None:
-        """Write sample episodes as text."""
-        text = "\n\n---\n\n".join(render_episode(episode) for episode in episodes)
-        if text:
-            self._writer.add_text(tag, text, step)
+    def text(self, tag: str, text: str, step: int) -> None:
+        """Write Markdown."""
+        self._writer.add_text(tag, text, step)
 
     def flush(self) -> None:
         """Write what is buffered."""

@@ -10,7 +10,7 @@
     trainer -> coordinator   hello, heartbeat, batch_request, step_done, error
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -146,7 +146,7 @@ class Completion(Header):
 
     kind: ClassVar[str] = "completion"
     finish_reason: Literal["stop", "length", "abort"]
-    version_spans: list[tuple[int, int]]
+    version_spans: list[Annotated[tuple[int, int], Field(strict=False)]]
     """[(first token index, version)], ascending: which weight version sampled which tokens."""
     seconds: float = 0.0
     """Wall time inside the engine."""

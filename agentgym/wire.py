@@ -173,7 +173,7 @@ class Channel:
         self._socket = socket
         self._on_packet = on_packet
         self._on_garbage = on_garbage
-        self._routed = socket.socket_type == zmq.ROUTER
+        self._routed = socket.type == zmq.ROUTER
         self._loop = asyncio.get_running_loop()
         self._drain_due = False
         self._loop.add_reader(socket.FD, self._drain)

@@ -1,4 +1,4 @@
-"""A referee for tests: plays whole episodes with scripted policies, as the contract in `agentgym.env` says."""
+"""A referee for tests: plays whole episodes with scripted policies, as `agentgym.env` promises."""
 
 from dataclasses import dataclass, field
 from typing import Any

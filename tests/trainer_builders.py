@@ -112,7 +112,7 @@ def config_of(model: Path, **sections: dict[str, Any]) -> Config:
 
 
 class ForcedGate(torch.nn.Module):
-    """A transformers router that sends token t to `routes[t]` [tokens, k], and by its own logits where that is 255."""
+    """A transformers router that sends token t to `routes[t]` [tokens, k]; 255: to its own choice."""
 
     def __init__(self, gate: Any) -> None:
         super().__init__()

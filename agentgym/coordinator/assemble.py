@@ -1,7 +1,7 @@
 """Groups of episodes to the samples of one optimizer step: advantages, masking by age, the weights of the mean.
 
 A token is trained if the policy sampled it under weights at most `max_staleness` versions older than those that the
-step starts from. Trajectories with nothing left to learn (all tokens too old, or an advantage of exactly 0 where no
+step starts from. Trajectories with nothing left to learn (all tokens too old, or advantages of exactly 0 where no
 entropy bonus is asked) are left out of the batch; the mean is still taken over the tokens of all trajectories.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym.advantages import ADVANTAGES
+from agentgym.advantages import ADVANTAGES, Floats
 from agentgym.batch import Sample
 from agentgym.config import AlgorithmConfig
 from agentgym.coordinator.groups import Group
@@ -30,10 +30,20 @@ class Assembled:
 
 
 @dataclass(frozen=True, slots=True)
+class _Play:
+    """One agent's part in one episode: its trajectories, and the advantages of its turns in order."""
+
+    trajectories: list[tuple[Trajectory, int]]
+    """With their checksums."""
+    rewards_T: Floats
+
+
+@dataclass(frozen=True, slots=True)
 class _Scored:
     trajectory: Trajectory
     checksum: int
-    advantage: float
+    advantages: NDArray[np.float32]
+    """[K], 0 outside of the turns."""
     mask: NDArray[np.bool_]
 
 
@@ -41,53 +51,67 @@ def assemble(
     groups: Sequence[Group], *, algorithm: AlgorithmConfig, warmup: bool, version: int, max_staleness: int
 ) -> Assembled:
     """Return the samples of a step that starts from the weights `version`."""
-    episodes = [episode for group in groups for _, episode in sorted(group.episodes.items())]
-    scored = [row for group in groups for row in _score(group, algorithm, warmup, version - max_staleness)]
+    members_B_G = [[episode for _, episode in sorted(group.episodes.items())] for group in groups]
+    agents = dict.fromkeys(agent for members in members_B_G for episode in members for agent in episode.agents)
+    oldest = None if warmup else version - max_staleness
+    scored = [row for agent in agents for row in _score(agent, members_B_G, algorithm, oldest)]
+    scale = 1.0
     if algorithm.normalize_batch and not warmup and scored:
-        scale = float(np.std([row.advantage for row in scored])) + 1e-6
-    else:
-        scale = 1.0
+        values = np.concatenate([row.advantages[row.mask] for row in scored])
+        scale = float(values.std()) + 1e-6 if len(values) else 1.0
     tokens_of: dict[str, int] = {}
     for row in scored:
         tokens_of[row.trajectory.agent] = tokens_of.get(row.trajectory.agent, 0) + int(row.mask.sum())
     fresh = [row for row in scored if row.mask.any()]
-    useful = fresh if warmup or algorithm.entropy_coefficient > 0 else [row for row in fresh if row.advantage]
+    useful = fresh
+    if not warmup and algorithm.entropy_coefficient == 0:
+        useful = [row for row in fresh if row.advantages[row.mask].any()]
     samples = [
-        _sample(row, row.advantage / scale, _weight(row.trajectory.agent, tokens_of, algorithm))
-        for row in useful or fresh[:1]  # a step where all groups agree still counts as a step
+        _sample(row, scale, _weight(row.trajectory.agent, tokens_of, algorithm))
+        for row in useful or fresh[:1]  # a step where all plays agree still counts as a step
     ]
     sampled = [row.trajectory.versions[row.trajectory.loss_mask] for row in scored]
     ages = (version - np.concatenate(sampled) if sampled and not warmup else np.zeros(0)).astype(np.int32)
-    masked = int((ages > max_staleness).sum())
     metrics = {
         "samples": float(len(samples)),
-        "zero_advantage_share": float(np.mean([row.advantage == 0 for row in scored])) if scored else 0.0,
-        "stale_share": masked / len(ages) if len(ages) else 0.0,
+        "zero_advantage_share": 1.0 - len(useful) / len(fresh) if fresh else 0.0,
+        "stale_share": float((ages > max_staleness).mean()) if len(ages) else 0.0,
     }
-    return Assembled(samples, episodes, ages, metrics)
+    return Assembled(samples, [episode for members in members_B_G for episode in members], ages, metrics)
 
 
-def _score(group: Group, algorithm: AlgorithmConfig, warmup: bool, oldest: int) -> list[_Scored]:
-    """Score the trainable trajectories of a group, each agent against itself in the other members."""
-    members = [episode for _, episode in sorted(group.episodes.items())]
+def _score(
+    agent: str, members_B_G: list[list[Episode]], algorithm: AlgorithmConfig, oldest: int | None
+) -> list[_Scored]:
+    """Score an agent's trainable trajectories, against its own plays in the same step; `oldest` None: warm-up."""
+    plays_B_G = [[play for episode in members if (play := _play(agent, episode))] for members in members_B_G]
+    plays_B_G = [plays for plays in plays_B_G if plays]
+    rewards_B_G_T = [[play.rewards_T for play in plays] for plays in plays_B_G]
+    if oldest is None:
+        advantages_B_G_T = rewards_B_G_T  # supervised steps look at no advantage
+    else:
+        advantages_B_G_T = ADVANTAGES[algorithm.advantage](rewards_B_G_T, algorithm.discount)
     rows = []
-    for agent in dict.fromkeys(agent for episode in members for agent in episode.agents):
-        playing = [
-            e for e in members if any(t.agent == agent and t.trainable for t in e.trajectories)
-        ]
-        if not playing:
-            continue
-        rewards = np.array([episode.reward(agent) for episode in playing])
-        if warmup or len(playing) < 2:
-            advantages = np.zeros(len(playing))
-        else:
-            advantages = ADVANTAGES[algorithm.advantage](rewards)
-        for episode, advantage in zip(playing, advantages, strict=True):
-            for trajectory, crc in zip(episode.trajectories, episode.checksums, strict=True):
-                if trajectory.agent == agent:
-                    fresh = np.ones(len(trajectory.tokens), np.bool_) if warmup else trajectory.versions >= oldest
-                    rows.append(_Scored(trajectory, crc, float(advantage), trajectory.loss_mask & fresh))
+    for plays, advantages_G_T in zip(plays_B_G, advantages_B_G_T, strict=True):
+        for play, advantages_T in zip(plays, advantages_G_T, strict=True):
+            rest = iter(np.where(np.abs(advantages_T) < 1e-9, 0.0, advantages_T))  # rounding is no preference
+            for trajectory, crc in play.trajectories:
+                per_token = np.zeros(len(trajectory.tokens), np.float32)
+                for turn in trajectory.turns:
+                    per_token[turn.start : turn.end] = next(rest)
+                fresh = trajectory.loss_mask if oldest is None else trajectory.versions >= oldest
+                rows.append(_Scored(trajectory, crc, per_token, trajectory.loss_mask & fresh))
     return rows
+
+
+def _play(agent: str, episode: Episode) -> _Play | None:
+    mine = [
+        (trajectory, crc)
+        for trajectory, crc in zip(episode.trajectories, episode.checksums, strict=True)
+        if trajectory.agent == agent and trajectory.trainable
+    ]
+    rewards = [turn.reward for trajectory, _ in mine for turn in trajectory.turns]
+    return _Play(mine, np.array(rewards)) if rewards else None
 
 
 def _weight(agent: str, tokens_of: dict[str, int], algorithm: AlgorithmConfig) -> float:
@@ -96,7 +120,7 @@ def _weight(agent: str, tokens_of: dict[str, int], algorithm: AlgorithmConfig) -
     return 1.0 / sum(tokens_of.values())
 
 
-def _sample(row: _Scored, advantage: float, weight: float) -> Sample:
+def _sample(row: _Scored, scale: float, weight: float) -> Sample:
     trajectory, mask = row.trajectory, row.mask
     return Sample(
         tokens=trajectory.tokens,
@@ -104,7 +128,7 @@ def _sample(row: _Scored, advantage: float, weight: float) -> Sample:
         logprobs=trajectory.logprobs,
         versions=trajectory.versions,
         routes=trajectory.routes,
-        advantages=np.where(mask, np.float32(advantage), np.float32(0)),
+        advantages=np.where(mask, row.advantages / np.float32(scale), np.float32(0)),
         weights=np.where(mask, np.float32(weight), np.float32(0)),
         checksum=row.checksum,
         sampled=trajectory.loss_mask,

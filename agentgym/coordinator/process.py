@@ -11,6 +11,7 @@ than `rollout.max_staleness` when it is trained; `assemble` masks what is older 
 import asyncio
 import logging
 import time
+from typing import Any
 
 import zmq
 
@@ -102,6 +103,8 @@ class Coordinator:
         socket = open_socket(context, zmq.ROUTER)
         socket.bind(self._places.coordinator)
         self._channel = Channel(socket, self._receive, self._garbage)
+        # A handler that fails would be logged and forgotten; it must end the run.
+        asyncio.get_running_loop().set_exception_handler(self._unexpected)
         try:
             while self._done < self._last_step:
                 if self._failure is not None:
@@ -115,6 +118,11 @@ class Coordinator:
                 self._channel.send(Drain(), to=identity)
             await asyncio.sleep(0.1)  # let the drains leave before the socket closes
             self._channel.close()
+
+    def _unexpected(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        _logger.error("%s", context.get("message"), exc_info=error)
+        self._failure = self._failure or RunError(f"the coordinator failed: {error or context.get('message')}")
 
     # ---------------------------------------------------------------- messages
 
@@ -158,7 +166,8 @@ class Coordinator:
                 self._step_done(header, now)
             case Error():
                 _logger.error("%s: %s", name, header.text)
-                if header.fatal:
+                server = self._peers.servers.get(sender)
+                if header.fatal or (server is not None and server.loading is not None):
                     raise RunError(f"{name}: {header.text}")
             case _:
                 raise WireError(f"{packet.kind!r} from {name} is not a message for the coordinator")

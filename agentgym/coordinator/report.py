@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -10,7 +10,7 @@ from rich.console import Console
 from agentgym.config import TensorBoardConfig
 from agentgym.coordinator.assemble import Assembled
 from agentgym.coordinator.schedule import Schedule, Step
-from agentgym.metrics import TensorBoard, episode_metrics
+from agentgym.metrics import TensorBoard, episode_metrics, render_episode
 from agentgym.protocol import StepDone
 
 _logger = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class Reporter:
         config: TensorBoardConfig,
         *,
         console: Console,
+        decode: Callable[[Sequence[int]], str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Report to `console` and `tensorboard`."""
@@ -49,6 +50,7 @@ class Reporter:
         self._tensorboard = tensorboard
         self._config = config
         self._console = console
+        self._decode = decode
         self._clock = clock
         self._last = clock()
         self._tokens = 0.0
@@ -78,7 +80,9 @@ class Reporter:
         if step.warmup:
             metrics = {f"warmup/{name}": value for name, value in metrics.items() if name.startswith("episode/")}
         elif number % self._config.samples_every == 1 or self._config.samples_every == 1:
-            self._tensorboard.episodes("samples/episodes", assembled.episodes[: self._config.samples], number)
+            shown = assembled.episodes[: self._config.samples]
+            text = "\n\n---\n\n".join(render_episode(episode, self._decode) for episode in shown)
+            self._tensorboard.text("samples/episodes", text, number)
         self._tensorboard.scalars(metrics, number)
         if not step.warmup:
             self._tensorboard.histogram("policy/age_histogram", assembled.ages, number)

@@ -20,6 +20,7 @@ from agentgym.coordinator.supervisor import Supervisor
 from agentgym.errors import ConfigError, RunError
 from agentgym.log import setup_logging
 from agentgym.metrics import TensorBoard
+from agentgym.policy.template import ChatTokenizer
 from agentgym.registry import make
 from agentgym.model import check_model
 from agentgym.weights import make_exchange
@@ -59,7 +60,9 @@ def train(config: Config, *, resume: bool, console: Console) -> None:
             highlight=False,
         )
         console.print(f"  watch it: tensorboard --logdir {places.tensorboard}", highlight=False)
-        reporter = Reporter(schedule, board, config.tensorboard, console=console)
+        reporter = Reporter(
+            schedule, board, config.tensorboard, console=console, decode=ChatTokenizer(config.model).decode
+        )
         try:
             asyncio.run(_run(config, places, supervisor, reporter, done, state, checkpoint))
         finally:

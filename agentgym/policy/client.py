@@ -97,6 +97,9 @@ class _Server:
         self._socket = socket
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._monitor.FD, self._look_at_monitor)
+        self._loop.call_soon(
+            self._look_at_monitor
+        )  # its descriptor says nothing before
         socket.connect(address)
         self.channel = Channel(socket, self._answered, self._garbage)
 
@@ -110,6 +113,7 @@ class _Server:
         """Close the connection."""
         self._loop.remove_reader(self._monitor.FD)
         self._socket.disable_monitor()
+        self._monitor.close()
         self.channel.close()
 
     def _answered(self, packet: Packet) -> None:
@@ -122,7 +126,7 @@ class _Server:
         self.fail(f"the policy server at {self.address} sent an unreadable message: {error}")
 
     def _look_at_monitor(self) -> None:
-        while self._monitor.poll(0):
+        while not self._monitor.closed and self._monitor.poll(0):
             recv_monitor_message(self._monitor)  # only disconnects are asked for
             self.fail(f"the connection to the policy server at {self.address} was lost")
 

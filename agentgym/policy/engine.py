@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError, VLLMServerError
 from vllm.inputs.engine import tokens_input
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -79,8 +80,8 @@ class Engine:
         info = check_model(model)
         if config.max_model_len > info.context_length:
             raise ModelError(
-                f"server.max_model_len = {config.max_model_len} is more than the {info.context_length} tokens "
-                f"that the model in {model} can take; lower it"
+                f"server.max_model_len = {config.max_model_len} is more than the {info.context_length} "
+                f"tokens that the model in {model} can take; lower it"
             )
         os.environ[SERVER_PID_VARIABLE] = str(os.getpid())
         llm = AsyncLLM.from_engine_args(_engine_args(model, config, info))
@@ -137,6 +138,8 @@ class Engine:
         try:
             async for output in stream:  # one output: only the final one is asked for
                 result = output.outputs[0]
+        except (VLLMServerError, VLLMClientError, ValueError) as error:
+            raise PolicyError(f"vLLM failed on a request: {error}") from error
         finally:
             del self._spans[name]
         n = len(result.token_ids)
@@ -180,8 +183,8 @@ class Engine:
             raise PolicyError("the prompt is empty; send at least one token")
         if len(prompt) + sampling.max_tokens > self.max_model_len:
             raise PolicyError(
-                f"a prompt of {len(prompt)} tokens and an answer of up to {sampling.max_tokens} do not fit into "
-                f"the context of {self.max_model_len} tokens; shorten them or raise server.max_model_len"
+                f"a prompt of {len(prompt)} tokens and an answer of up to {sampling.max_tokens} do not fit "
+                f"into the context of {self.max_model_len}; shorten them or raise server.max_model_len"
             )
         vocabulary = self._info.vocab_size
         if prompt.min() < 0 or prompt.max() >= vocabulary:

@@ -57,7 +57,7 @@ class ChatTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of some ids, special tokens included."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
     def render(
@@ -93,7 +93,7 @@ class ChatTokenizer:
         Malformed JSON stays a call, so that the environment can tell the model: its arguments are the raw
         text, its name is empty or what can be read of it.
         """
-        end = len(ids) - 1 if ids and ids[-1] in self.stop_token_ids else len(ids)
+        end = len(ids) - 1 if len(ids) and ids[-1] in self.stop_token_ids else len(ids)
         text = self.decode(ids[:end])
         found = _TOOL_CALL.findall(text)
         if not found:

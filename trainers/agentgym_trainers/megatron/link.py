@@ -85,6 +85,10 @@ class Link:
         self._incoming: queue.SimpleQueue[Packet] = queue.SimpleQueue()
         self._outgoing: queue.SimpleQueue[Header | None] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe()
+        # Made here, so that a wrong address fails here; from now on they are the thread's.
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = open_socket(self._context, zmq.DEALER)
+        self._socket.connect(address)
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._thread.start()
 
@@ -106,39 +110,44 @@ class Link:
         os.close(self._wake_write)
 
     def _run(self) -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        socket = open_socket(context, zmq.DEALER)
-        socket.connect(self._address)
+        closed = False
+        try:
+            with self._context, self._socket:
+                self._serve()
+            closed = True
+        finally:
+            if not closed:  # the traceback goes to stderr; nobody would answer `receive` any more
+                self._on_silence("the thread that talks to the coordinator failed")
+
+    def _serve(self) -> None:
         poller = zmq.Poller()
-        poller.register(socket, zmq.POLLIN)
+        poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
         heard = beaten = time.monotonic()
-        while self._flush(socket):
+        while self._flush():
             ready = dict(poller.poll(int(self._interval * 500)))
             now = time.monotonic()
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
-            if socket in ready:
+            if self._socket in ready:
                 heard = now
-                self._take(socket.recv_multipart())
+                self._take(self._socket.recv_multipart())
             if now - beaten >= self._interval:
                 beaten = now
-                socket.send_multipart(pack(Heartbeat(stats={"busy": self._busy.read()})))
+                self._socket.send_multipart(pack(Heartbeat(stats={"busy": self._busy.read()})))
             if now - heard > self._silence:
                 self._on_silence(
                     f"the coordinator at {self._address} has been silent for {self._silence:g} s"
                 )
                 heard = now + 1e9  # said once
-        socket.close()
-        context.term()
 
-    def _flush(self, socket: zmq.Socket[bytes]) -> bool:
+    def _flush(self) -> bool:
         """Send what is waiting; False when `close` was called."""
         while not self._outgoing.empty():
             header = self._outgoing.get()
             if header is None:
                 return False
-            socket.send_multipart(pack(header))
+            self._socket.send_multipart(pack(header))
         return True
 
     def _take(self, frames: list[bytes]) -> None:

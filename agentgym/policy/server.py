@@ -1,0 +1,353 @@
+"""The process that answers for a policy: vLLM behind a ROUTER socket (`agentgym serve`).
+
+    worker      -> generate, abort, health           <- completion, healthy, error
+    coordinator -> welcome, load_weights, drain      <- hello, heartbeat, loaded, error
+
+Every request is answered exactly once: with a completion (an aborted one has finish_reason "abort"), or with
+an error that says why. A message that cannot be read is answered with an error and counted; it never ends the
+server. The server ends when it is drained, when its parent process dies, when vLLM's process dies, and when
+the coordinator has been silent for `silence_timeout` seconds.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import zmq
+
+from agentgym.config import ServerConfig
+from agentgym.errors import AgentGymError, ModelError, PolicyError, RunError, WireError
+from agentgym.lifeline import die_with_parent
+from agentgym.policy.client import Sampling, ZmqContext
+from agentgym.policy.link import CoordinatorLink
+from agentgym.protocol import (
+    Abort,
+    Completion,
+    Drain,
+    Error,
+    Generate,
+    Health,
+    Healthy,
+    Heartbeat,
+    Hello,
+    Loaded,
+    LoadWeights,
+)
+from agentgym.wire import PROTOCOL_VERSION, Arrays, Channel, Packet, open_socket, refuse_public_bind
+
+if TYPE_CHECKING:
+    from agentgym.policy.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[bytes, bytes]
+"""A request: the asker's identity and the request id."""
+
+
+def prepare_environment(config: ServerConfig) -> None:
+    """Set what vLLM and torch read from the environment when they are imported; call it before that."""
+    os.environ["OMP_NUM_THREADS"] = str(config.threads)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    # One function of the sampler would be compiled at the first request, for half a minute.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"):
+        os.environ.setdefault(name, "1")
+
+
+def run_server(
+    *,
+    model: Path,
+    config: ServerConfig,
+    bind: str,
+    coordinator: str | None = None,
+    name: str = "server",
+    parent_pid: int | None = None,
+    heartbeat_interval: float = 1.0,
+    silence_timeout: float = 600.0,
+) -> None:
+    """Be the policy server process until it is told to end: the body of `agentgym serve`; see `serve`.
+
+    Args:
+        model: a Hugging Face folder.
+        config: the `server` section.
+        bind: where workers reach it: an ipc:// or loopback tcp:// address; tcp port * takes a free one.
+        coordinator: the coordinator's address; None serves workers only.
+        name: who it is in logs.
+        parent_pid: end when this process is no longer the parent; None for servers started by hand.
+        heartbeat_interval: seconds.
+        silence_timeout: seconds without a sign of the coordinator after which the server ends.
+    """
+    if parent_pid is not None:
+        die_with_parent(parent_pid)
+    prepare_environment(config)
+    import uvloop
+
+    uvloop.run(
+        serve(
+            model=model,
+            config=config,
+            bind=bind,
+            coordinator=coordinator,
+            name=name,
+            heartbeat_interval=heartbeat_interval,
+            silence_timeout=silence_timeout,
+        )
+    )
+
+
+async def serve(
+    *,
+    model: Path,
+    config: ServerConfig,
+    bind: str,
+    coordinator: str | None = None,
+    name: str = "server",
+    heartbeat_interval: float = 1.0,
+    silence_timeout: float = 600.0,
+) -> None:
+    """Start vLLM, answer requests, return when the server is drained.
+
+    Raises:
+        ConfigError: `bind` can be reached from other machines.
+        ModelError: the model folder cannot be served.
+        RunError: vLLM's process died, or the coordinator fell silent.
+    """
+    refuse_public_bind(bind)
+    context: ZmqContext = zmq.Context.instance()
+    link = None if coordinator is None else CoordinatorLink(coordinator, context)
+    try:
+        from agentgym.policy.engine import Engine
+
+        engine = await Engine.start(model, config)
+    except AgentGymError as error:
+        if link is not None:
+            link.tell(Error(text=str(error), fatal=True))
+            link.close()
+        raise
+    server = PolicyServer(engine, bind, context)
+    logger.info("%s serves %s at %s", name, model, server.address)
+    try:
+        await _until_drained(server, link, name, heartbeat_interval, silence_timeout)
+    finally:
+        server.close()
+        if link is not None:
+            link.close()
+        engine.close()
+
+
+class PolicyServer:
+    """The ROUTER socket in front of an engine."""
+
+    def __init__(self, engine: "Engine", bind: str, context: ZmqContext) -> None:
+        """Bind and answer from now on."""
+        self._engine = engine
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self.busy = BusyTime()
+        self.generated = 0
+        """Tokens since the start."""
+        self.answered = 0
+        """Requests answered with a completion since the start."""
+        self.garbage = 0
+        """Messages that could not be read."""
+        socket = open_socket(context, zmq.ROUTER)
+        socket.bind(bind)
+        self.address: str = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        """Where workers reach it."""
+        self._channel = Channel(socket, self._on_packet, self._on_garbage)
+
+    @property
+    def engine(self) -> "Engine":
+        """The engine behind the socket."""
+        return self._engine
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """Numbers for the heartbeat; `busy` is the share of the time since the last call."""
+        return {
+            "busy": self.busy.share(),
+            "running": float(len(self._tasks)),
+            "tokens": float(self.generated),
+            "requests": float(self.answered),
+            "garbage": float(self.garbage),
+            "version": float(self._engine.version),
+        }
+
+    async def drain(self) -> None:
+        """Return when nothing is in hand any more."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
+
+    def close(self) -> None:
+        """Stop all generations and close the socket."""
+        for task in self._tasks.values():
+            task.cancel()
+        self._channel.close()
+
+    def _on_packet(self, packet: Packet) -> None:
+        key = (packet.sender, packet.request_id)
+        match packet.header:
+            case Generate() as header if key in self._tasks:
+                self._answer(
+                    key, Error(text=f"request id {packet.request_id!r} is in use: {header.kind} ignored")
+                )
+            case Generate() as header:
+                if not self._tasks:
+                    self.busy.start()
+                task = asyncio.get_running_loop().create_task(self._generate(key, header, packet))
+                self._tasks[key] = task
+            case Abort():
+                # A request that has just been answered, or was never made, has nothing to abort.
+                if key in self._tasks:
+                    # Not at once: a task that is cancelled before its first step would never answer.
+                    asyncio.get_running_loop().call_soon(self._tasks[key].cancel)
+            case Health():
+                self._answer(
+                    key,
+                    Healthy(
+                        version=self._engine.version,
+                        running=len(self._tasks),
+                        max_model_len=self._engine.max_model_len,
+                    ),
+                )
+            case other:
+                self.garbage += 1
+                self._answer(key, Error(text=f"a policy server does not understand {other.kind!r} messages"))
+
+    def _on_garbage(self, sender: bytes, error: WireError) -> None:
+        self.garbage += 1
+        logger.warning("unreadable message: %s", error)
+        self._answer((sender, b""), Error(text=str(error)))
+
+    async def _generate(self, key: Key, header: Generate, packet: Packet) -> None:
+        try:
+            tokens = packet.arrays.get("tokens")
+            if tokens is None or tokens.dtype != "int32" or tokens.ndim != 1:
+                raise PolicyError("a generate request needs the prompt as one array `tokens`, int32 [length]")
+            answer = await self._engine.generate(tokens, _sampling(header), header.routes_start)
+        except asyncio.CancelledError:
+            self._answer(key, Completion(finish_reason="abort", version_spans=[]))
+            return
+        except PolicyError as error:
+            self._answer(key, Error(text=str(error)))
+            return
+        finally:
+            del self._tasks[key]
+            if not self._tasks:
+                self.busy.stop()
+        self.generated += len(answer.tokens)
+        self.answered += 1
+        self._answer(
+            key,
+            Completion(
+                finish_reason=answer.finish_reason,
+                version_spans=answer.version_spans,
+                seconds=answer.seconds,
+            ),
+            {"tokens": answer.tokens, "logprobs": answer.logprobs, "routes": answer.routes},
+        )
+
+    def _answer(self, key: Key, header: Completion | Error | Healthy, arrays: Arrays | None = None) -> None:
+        sender, request_id = key
+        try:
+            self._channel.send(header, arrays, to=sender, request_id=request_id)
+        except (WireError, zmq.ZMQError) as error:  # its asker is gone; nobody waits for it
+            logger.warning("an answer was dropped: %s", error)
+
+
+class BusyTime:
+    """The share of the time in which there was something to do."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin idle."""
+        self._clock = clock
+        self._since: float | None = None
+        self._busy = 0.0
+        self._window = clock()
+
+    def start(self) -> None:
+        """The first request came in."""
+        self._since = self._clock()
+
+    def stop(self) -> None:
+        """The last request is done."""
+        if self._since is not None:
+            self._busy += self._clock() - self._since
+            self._since = None
+
+    def share(self) -> float:
+        """Return the busy share, 0 to 1, since the last call."""
+        if self._since is not None:
+            self.stop()
+            self.start()
+        now = self._clock()
+        share = self._busy / max(now - self._window, 1e-9)
+        self._busy, self._window = 0.0, now
+        return min(share, 1.0)
+
+
+async def _until_drained(
+    server: PolicyServer, link: CoordinatorLink | None, name: str, interval: float, silence_timeout: float
+) -> None:
+    """Report to the coordinator and do what it orders; return after it ordered to drain."""
+    loads: set[asyncio.Task[None]] = set()
+    while not server.engine.dead:
+        for load in [task for task in loads if task.done()]:
+            loads.remove(load)
+            load.result()
+        if link is None:
+            await asyncio.sleep(interval)
+            continue
+        if link.refusal:
+            raise RunError(f"the coordinator refused {name}: {link.refusal}")
+        if link.silence > silence_timeout:
+            raise RunError(f"the coordinator was silent for {link.silence:.0f} s; {name} ends")
+        link.tell(Heartbeat(stats=server.stats) if link.welcomed else _hello(server, name))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(interval):
+                order = await link.orders.get()
+                if isinstance(order, Drain):
+                    break
+                loads.add(asyncio.create_task(_load(server.engine, link, order)))
+    if server.engine.dead:
+        raise RunError("vLLM's own process ended; its last lines in this log say why")
+    await server.drain()
+
+
+async def _load(engine: "Engine", link: CoordinatorLink, order: LoadWeights) -> None:
+    start = time.monotonic()
+    try:
+        await engine.load_weights(order.version, Path(order.path))
+    except ModelError as error:
+        logger.error("weights of version %d were refused: %s", order.version, error)
+        link.tell(Error(text=str(error)))
+    else:
+        link.tell(Loaded(version=order.version, seconds=time.monotonic() - start))
+
+
+def _hello(server: PolicyServer, name: str) -> Hello:
+    return Hello(
+        role="server",
+        name=name,
+        protocol=PROTOCOL_VERSION,
+        pid=os.getpid(),
+        address=server.address,
+        version=server.engine.version,
+        max_model_len=server.engine.max_model_len,
+    )
+
+
+def _sampling(header: Generate) -> Sampling:
+    return Sampling(
+        max_tokens=header.max_tokens,
+        temperature=header.temperature,
+        top_p=header.top_p,
+        top_k=header.top_k,
+        stop_token_ids=tuple(header.stop_token_ids),
+        seed=header.seed,
+    )

@@ -1,0 +1,125 @@
+"""`agentgym play`: one environment, one policy, on the terminal."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import zmq
+from rich.console import Console
+from rich.markdown import Markdown
+
+from agentgym.config import EnvConfig
+from agentgym.errors import PolicyError, PolicyUnavailableError
+from agentgym.messages import AgentId
+from agentgym.metrics import render_episode
+from agentgym.model import check_model
+from agentgym.policy.client import PolicyClient, Sampling
+from agentgym.policy.scripted import load_scripted
+from agentgym.policy.template import ChatTokenizer
+from agentgym.protocol import Lease
+from agentgym.registry import make, spec
+from agentgym.tiny_model import init_model
+from agentgym.worker.calls import EnvCalls
+from agentgym.worker.driver import DRIVERS, Driver
+from agentgym.worker.rollout import Rollout
+from agentgym.worker.seat import Limits, Seat
+
+START_SECONDS = 180.0
+MAX_TOKENS = 128
+MAX_TURNS = 32
+
+
+def play(env_id: str, *, policy: str, episodes: int, seed: int) -> None:
+    """Play `episodes` episodes and print them.
+
+    Raises:
+        ConfigError: there is no such environment or scripted policy.
+        ModelError: `policy` is a folder without a complete model.
+        PolicyError: the policy server did not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="agentgym-") as scratch:
+        model = Path(policy) if Path(policy).is_dir() else None
+        if model is not None:
+            check_model(model)
+            asyncio.run(_play_served(env_id, model, episodes, seed, Path(scratch)))
+        else:
+            # A scripted policy needs no model; the tiny one's tokenizer writes its record.
+            tokenizer_of = Path(scratch) / "model"
+            init_model(tokenizer_of)
+            asyncio.run(_play(env_id, None, policy, ChatTokenizer(tokenizer_of), 1 << 20, episodes, seed))
+
+
+async def _play_served(env_id: str, model: Path, episodes: int, seed: int, scratch: Path) -> None:
+    address = f"ipc://{scratch}/server"
+    log = scratch / "server.log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "agentgym", "serve", "--model", str(model), "--bind", address,
+             "--parent-pid", str(os.getpid())],
+            stdout=output, stderr=output,
+        )  # fmt: skip
+    client = PolicyClient([address], context=zmq.Context())
+    try:
+        context = await _wait_for(client, address, server, log)
+        await _play(env_id, client, str(model), ChatTokenizer(model), context, episodes, seed)
+    finally:
+        client.close()
+        server.terminate()
+        server.wait()
+
+
+async def _wait_for(client: PolicyClient, address: str, server: subprocess.Popen[bytes], log: Path) -> int:
+    """Return the context length of the server once it answers."""
+    deadline = time.monotonic() + START_SECONDS
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            return (await client.health(address, timeout=1.0)).max_model_len
+        except (PolicyError, PolicyUnavailableError):
+            await asyncio.sleep(0.2)
+    raise PolicyError(f"the policy server did not start:\n{log.read_text()[-2000:]}")
+
+
+async def _play(
+    env_id: str,
+    client: PolicyClient | None,
+    policy: str,
+    tokenizer: ChatTokenizer,
+    context: int,
+    episodes: int,
+    seed: int,
+) -> None:
+    env_spec = spec(env_id)
+    calls = EnvCalls(4)
+    driver = DRIVERS[env_spec.kind](make(env_id))
+
+    def seat(agent: AgentId, driver: Driver, lease: Lease) -> Seat:
+        player = client or load_scripted(policy, lease.sampling_seed, env_spec=env_spec)
+        if client is None:
+            player.reset(agent, lease.seed)  # type: ignore[union-attr]
+        return Seat(
+            agent,
+            policy,
+            player,
+            trainable=False,
+            tokenizer=tokenizer,
+            sampling=Sampling(MAX_TOKENS, stop_token_ids=tuple(tokenizer.stop_token_ids)),
+            limits=Limits(env_spec.max_turns or MAX_TURNS, context, True, 60.0),
+            system_prompt=driver.system_prompt(agent),
+            tools=driver.tools(agent),
+        )
+
+    console = Console()
+    for number in range(episodes):
+        lease = Lease(
+            lease_id=number, task_index=number, seed=seed + number, group_id=number, member=0, sampling_seed=number
+        )
+        rollout = Rollout(lease, driver, config=EnvConfig(id=env_id), calls=calls, make_seat=seat)
+        episode = (await rollout.play()).episode
+        console.print(Markdown(render_episode(episode, tokenizer.decode)))
+    driver.close()
+
+

@@ -1,0 +1,210 @@
+"""A real vLLM with a tiny mixture of experts, in a process of its own, against transformers.
+
+Running requests compute their keys and values anew when weights change (`kv_on_update = "recompute"`).
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+from policy_builders import (
+    RunningServer,
+    gone,
+    moe_model,
+    perturbed,
+    reference_logprobs,
+    reference_routes,
+)
+
+from agentgym.errors import PolicyError
+from agentgym.policy.client import Completion, PolicyClient, Sampling
+from agentgym.protocol import Error, Healthy
+from agentgym.wire import open_socket, unpack
+
+PROMPT = [2, 40, 41, 42, 1, 3, 50, 51, 52, 53, 1, 4]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("moe")
+    running = RunningServer(moe_model(folder / "model"), folder, kv_on_update="recompute")
+    yield running
+    running.stop()
+
+
+def complete(
+    server: RunningServer, prompt: list[int], sampling: Sampling, routes_start: int = 0
+) -> Completion:
+    async def ask() -> Completion:
+        client = PolicyClient([server.address])
+        try:
+            return await client.complete(prompt, sampling, routes_start=routes_start, timeout=60.0)
+        finally:
+            client.close()
+
+    return asyncio.run(ask())
+
+
+def same_routes(routes: np.ndarray, model: Path, ids: list[int], start: int = 0) -> bool:
+    expected = reference_routes(model, ids)[start:-1]
+    return np.array_equal(np.sort(routes.astype(np.int64), -1), expected)
+
+
+def test_logprobs_are_those_of_transformers(server: RunningServer):
+    answer = complete(server, PROMPT, Sampling(max_tokens=40))
+    expected = reference_logprobs(server.model, PROMPT, answer.tokens)
+    assert np.abs(answer.logprobs - expected).max() <= 1e-5
+    assert answer.finish_reason == "length"
+    assert answer.versions.tolist() == [0] * 40
+
+
+def test_logprobs_are_those_of_the_tempered_distribution(server: RunningServer):
+    answer = complete(server, PROMPT, Sampling(max_tokens=20, temperature=0.5))
+    expected = reference_logprobs(server.model, PROMPT, answer.tokens, temperature=0.5)
+    assert np.abs(answer.logprobs - expected).max() <= 1e-5
+
+
+def test_a_stop_token_ends_the_answer_and_is_part_of_it(server: RunningServer):
+    first = complete(server, PROMPT, Sampling(max_tokens=10, temperature=0.0))
+    stop = int(first.tokens[5])
+    stopped = complete(server, PROMPT, Sampling(max_tokens=10, temperature=0.0, stop_token_ids=(stop,)))
+    assert stopped.finish_reason == "stop"
+    assert stopped.tokens.tolist() == first.tokens[: first.tokens.tolist().index(stop) + 1].tolist()
+
+
+def test_the_same_seed_gives_the_same_answer(server: RunningServer):
+    one, two, other = (complete(server, PROMPT, Sampling(max_tokens=20, seed=s)) for s in (7, 7, 8))
+    assert one.tokens.tolist() == two.tokens.tolist() != other.tokens.tolist()
+
+
+def test_routes_are_those_of_transformers_over_two_turns(server: RunningServer):
+    first = complete(server, PROMPT, Sampling(max_tokens=30))
+    ids = [*PROMPT, *first.tokens.tolist()]
+    assert first.routes is not None
+    assert first.routes.dtype == np.uint8
+    assert first.routes.shape == (len(ids) - 1, 2, 2)
+    assert same_routes(first.routes, server.model, ids)
+    prompt = [*ids, 3, 60, 61, 1, 4]
+    second = complete(server, prompt, Sampling(max_tokens=10), routes_start=len(first.routes))
+    assert second.routes is not None
+    whole = [*prompt, *second.tokens.tolist()]
+    assert same_routes(second.routes, server.model, whole, start=len(first.routes))
+
+
+def test_an_update_in_flight_splits_answers_exactly_at_the_version(server: RunningServer, tmp_path: Path):
+    new = perturbed(server.model, tmp_path / "v1", seed=1)
+    prompts = [[*PROMPT, 60 + i] for i in range(4)]
+
+    async def play() -> list[Completion]:
+        client = PolicyClient([server.address])
+        long = [
+            asyncio.create_task(client.complete(p, Sampling(max_tokens=400), timeout=120.0)) for p in prompts
+        ]
+        # When this one is done, the others are in the middle.
+        await client.complete(PROMPT, Sampling(max_tokens=40), timeout=60.0)
+        await asyncio.to_thread(server.load, 1, new)
+        answers = await asyncio.gather(*long)
+        client.close()
+        return answers
+
+    for prompt, answer in zip(prompts, asyncio.run(play()), strict=True):
+        assert set(answer.versions.tolist()) == {0, 1}
+        under_old = np.abs(answer.logprobs - reference_logprobs(server.model, prompt, answer.tokens)) <= 1e-4
+        under_new = np.abs(answer.logprobs - reference_logprobs(new, prompt, answer.tokens)) <= 1e-4
+        switch = answer.versions.tolist().index(1)
+        assert under_old[:switch].all()
+        assert under_new[switch:].all()
+        # The weights differ so much that a token rarely has the same probability under both.
+        assert under_old[switch:].mean() < 0.05
+        assert under_new[:switch].mean() < 0.05
+        ids = [*prompt, *answer.tokens.tolist()]
+        assert answer.routes is not None
+        assert same_routes(answer.routes[-50:], new, ids, start=len(ids) - 51)
+    server.load(2, server.model)
+
+
+def test_logprobs_and_routes_are_right_after_live_updates(server: RunningServer, tmp_path: Path):
+    for version in (3, 4):
+        new = perturbed(server.model, tmp_path / f"v{version}", seed=version, scale=0.1)
+        server.load(version, new)
+        answer = complete(server, PROMPT, Sampling(max_tokens=40))
+        assert np.abs(answer.logprobs - reference_logprobs(new, PROMPT, answer.tokens)).max() <= 1e-5
+        assert answer.versions.tolist() == [version] * 40
+        assert answer.routes is not None
+        assert same_routes(answer.routes, new, [*PROMPT, *answer.tokens.tolist()])
+    server.load(5, server.model)
+
+
+def test_a_file_with_other_weights_is_refused_and_nothing_changes(server: RunningServer, tmp_path: Path):
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    assert "damaged" in server.load_refused(6, tmp_path / "model.safetensors")
+    assert "no weight file" in server.load_refused(6, tmp_path / "missing.safetensors")
+    answer = complete(server, PROMPT, Sampling(max_tokens=10))
+    assert answer.versions.tolist() == [5] * 10
+
+
+def test_a_prompt_that_does_not_fit_is_refused(server: RunningServer):
+    with pytest.raises(
+        PolicyError, match=r"500 tokens and an answer of up to 20 do not fit into the context"
+    ):
+        complete(server, PROMPT * 41 + PROMPT[:8], Sampling(max_tokens=20))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "start", "text"),
+    [
+        ([], 0, "empty"),
+        ([5, 105], 0, "outside 0 to 104"),
+        ([5, -1], 0, "outside"),
+        ([5, 6], 2, "routes_start"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(
+    server: RunningServer, prompt: list[int], start: int, text: str
+):
+    with pytest.raises(PolicyError, match=text):
+        complete(server, prompt, Sampling(max_tokens=2), routes_start=start)
+
+
+def test_a_cancelled_request_stops_in_the_engine(server: RunningServer):
+    async def play() -> Healthy:
+        client = PolicyClient([server.address])
+        task = asyncio.create_task(client.complete(PROMPT, Sampling(max_tokens=400), timeout=60.0))
+        while (await client.health(server.address, timeout=30.0)).running == 0:
+            pass
+        task.cancel()
+        await asyncio.wait([task])
+        while (health := await client.health(server.address, timeout=30.0)).running:
+            pass
+        client.close()
+        return health
+
+    assert asyncio.run(play()).max_model_len == 512
+
+
+def test_garbage_is_answered_and_the_server_goes_on(server: RunningServer):
+    socket = open_socket(zmq.Context.instance(), zmq.DEALER)
+    socket.connect(server.address)
+    for frames in (
+        [b"x"],
+        [b"nonsense", b"1", b""],
+        [b"generate", b"2", b"\xff\xff"],
+        [b"generate", b"3", b"\x80"],
+    ):
+        socket.send_multipart(frames)
+        assert socket.poll(30_000)
+        assert isinstance(unpack(socket.recv_multipart()).header, Error)
+    socket.close()
+    assert len(complete(server, PROMPT, Sampling(max_tokens=3)).tokens) == 3
+
+
+def test_the_server_and_vllm_die_with_their_parent(server: RunningServer):
+    processes = server.process_ids()
+    assert len(processes) >= 2
+    os.kill(server.parent.pid, signal.SIGKILL)
+    assert all(gone(pid) for pid in processes)

@@ -1,0 +1,198 @@
+"""Models, references and running servers for the tests of the policy plane."""
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import safetensors.numpy
+import zmq
+from numpy.typing import NDArray
+
+from agentgym.config import ServerConfig
+from agentgym.protocol import Drain, Error, Header, Heartbeat, Hello, Loaded, LoadWeights, Welcome
+from agentgym.tiny_model import init_model
+from agentgym.wire import open_socket, pack, unpack
+
+H = TypeVar("H", bound=Header)
+
+START_SECONDS = 240.0
+"""How long vLLM may take to start on a busy machine."""
+
+# A process of its own between the test and the server, so that a test can kill the server's parent.
+PARENT = """
+import subprocess, sys
+sys.exit(subprocess.Popen([sys.executable, "-c", sys.argv[1], *sys.argv[2:]]).wait())
+"""
+SERVER = """
+import os, sys
+from pathlib import Path
+from agentgym.config import ServerConfig
+from agentgym.log import setup_logging
+from agentgym.policy.server import run_server
+if __name__ == "__main__":
+    model, config, bind, coordinator = sys.argv[1:]
+    setup_logging("server")
+    run_server(
+        model=Path(model), config=ServerConfig.model_validate_json(config), bind=bind,
+        coordinator=coordinator, name="server-under-test", parent_pid=os.getppid(), heartbeat_interval=0.2,
+    )
+"""
+
+
+class RunningServer:
+    """A policy server process; the test is its coordinator."""
+
+    def __init__(self, model: Path, folder: Path, **config: object) -> None:
+        self.model = model
+        self.log = folder / "server.log"
+        self._socket = open_socket(zmq.Context.instance(), zmq.ROUTER)
+        coordinator = f"ipc://{folder}/coordinator"
+        self._socket.bind(coordinator)
+        settings = ServerConfig(kv_cache_gib=0.25, **config)  # type: ignore[arg-type]
+        with self.log.open("w") as log:
+            self.parent = subprocess.Popen(
+                [
+                    *(sys.executable, "-c", PARENT, SERVER),
+                    *(str(model), settings.model_dump_json(), f"ipc://{folder}/server", coordinator),
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self._identity = b""
+        self.hello = self.expect(Hello, START_SECONDS)
+        self.tell(Welcome())
+
+    @property
+    def address(self) -> str:
+        return self.hello.address
+
+    def tell(self, header: Header) -> None:
+        self._socket.send_multipart([self._identity, *pack(header)])
+
+    def expect(self, record: type[H], timeout: float = 30.0) -> H:
+        """Return the next message of a kind; heartbeats and hellos between are passed over."""
+        deadline = time.monotonic() + timeout
+        while self._socket.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            self._identity, *frames = self._socket.recv_multipart()
+            header = unpack(frames).header
+            if isinstance(header, record):
+                return header
+            assert isinstance(header, Heartbeat | Hello), f"{header} instead of {record.kind}"
+        raise AssertionError(
+            f"no {record.kind!r} within {timeout} s; the log:\n{self.log.read_text()[-3000:]}"
+        )
+
+    def load(self, version: int, model: Path) -> None:
+        self.tell(LoadWeights(version=version, path=str(model / "model.safetensors")))
+        assert self.expect(Loaded).version == version
+
+    def load_refused(self, version: int, path: Path) -> str:
+        self.tell(LoadWeights(version=version, path=str(path)))
+        return self.expect(Error).text
+
+    def drain(self) -> int:
+        self.tell(Drain())
+        return self.parent.wait(60.0)
+
+    def process_ids(self) -> list[int]:
+        """The server and the processes that vLLM started for it."""
+        children = Path(f"/proc/{self.hello.pid}/task/{self.hello.pid}/children").read_text().split()
+        return [self.hello.pid, *map(int, children)]
+
+    def stop(self) -> None:
+        if self.parent.poll() is None:
+            self.parent.send_signal(signal.SIGKILL)
+            self.parent.wait()
+        self._socket.close()
+
+
+def gone(pid: int, timeout: float = 15.0) -> bool:
+    """Wait until a process has ended."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        os.sched_yield()
+    return False
+
+
+def moe_model(folder: Path) -> Path:
+    init_model(folder, "tiny-moe")
+    return folder
+
+
+def dense_tied_model(folder: Path) -> Path:
+    """A random Qwen3 without experts and with a tied output layer, made by transformers."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    init_model(folder, "tiny-moe")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=105,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def perturbed(model: Path, folder: Path, *, seed: int, scale: float = 0.05) -> Path:
+    """A copy of a model with noise on all weights."""
+    shutil.copytree(model, folder)
+    weights = safetensors.numpy.load_file(model / "model.safetensors")
+    rng = np.random.default_rng(seed)
+    changed = {k: v + scale * rng.standard_normal(v.shape, np.float32) for k, v in weights.items()}
+    safetensors.numpy.save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@functools.lru_cache(maxsize=8)
+def _reference_model(model: Path):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+
+
+def reference_logprobs(
+    model: Path, prompt: Sequence[int], answer: Sequence[int], temperature: float = 1.0
+) -> NDArray[np.float32]:
+    """The log-probabilities of an answer's tokens by transformers."""
+    import torch
+
+    ids = torch.tensor([[*prompt, *map(int, answer)]])
+    with torch.no_grad():
+        logits = _reference_model(model)(ids).logits[0]
+    logprobs = (logits / temperature).log_softmax(-1)[len(prompt) - 1 : -1]
+    return logprobs.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
+
+
+def reference_routes(model: Path, ids: Sequence[int]) -> NDArray[np.int64]:
+    """The experts of each token by transformers, [K, L, k], each row in ascending order."""
+    import torch
+
+    reference = _reference_model(model)
+    with torch.no_grad():
+        layers = reference(torch.tensor([list(map(int, ids))]), output_router_logits=True).router_logits
+    k = reference.config.num_experts_per_tok
+    return torch.stack([layer.topk(k).indices.sort().values for layer in layers], 1).numpy()
