@@ -275,6 +275,12 @@ class Config(Section):
                 f"algorithm.advantage = {self.algorithm.advantage!r} compares the members of a group; "
                 "set rollout.group_size >= 2"
             )
+        sampling = self.sampling
+        if self.run.steps and (sampling.temperature == 0 or sampling.top_p < 1 or sampling.top_k > 0):
+            raise ValueError(
+                "the trainer compares log-probabilities over the whole vocabulary; for training set "
+                "sampling.temperature > 0, sampling.top_p = 1 and sampling.top_k = 0"
+            )
         if self.sampling.max_tokens >= self.server.max_model_len:
             raise ValueError(
                 f"sampling.max_tokens = {self.sampling.max_tokens} leaves no room for a prompt in "

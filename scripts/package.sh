@@ -13,7 +13,7 @@ rm -rf dist
 "$python" -m hatchling build
 "$python" -m venv "$outside/venv"
 cd "$outside"
-venv/bin/python -m pip --quiet --disable-pip-version-check install -c "$root/scripts/cpu-lock.txt" "$root"/dist/*.whl
+venv/bin/python -m pip -qq --disable-pip-version-check install -c "$root/scripts/cpu-lock.txt" "$root"/dist/*.whl
 venv/bin/agentgym --help >help.txt
 venv/bin/python - <<'PYTHON'
 import importlib.util

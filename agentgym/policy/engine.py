@@ -35,6 +35,8 @@ from agentgym.policy.client import Sampling
 from agentgym.policy.vllm_plugin import SERVER_PID_VARIABLE
 
 GIB = 1 << 30
+CLOSE_SECONDS = 2.0
+"""How long vLLM's process may take to end; it holds nothing that could be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class Answer:
     logprobs: NDArray[np.float32]
     """[n], of the distribution that was sampled from."""
     routes: NDArray[np.unsignedinteger[Any]] | None
-    """[P + n - 1 - routes_start, L, k]; None for dense models."""
+    """[P + n - 1 - routes_start, L, k], each row from the computation that the next token was sampled in, also
+    where a weight update made the keys and values be computed anew. None for dense models."""
     finish_reason: Literal["stop", "length"]
     version_spans: list[tuple[int, int]]
     """[(first token index, version)], ascending, the first one at token 0."""
@@ -110,7 +113,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop vLLM's process."""
-        self._llm.shutdown()
+        self._llm.shutdown(timeout=CLOSE_SECONDS)
 
     async def generate(
         self, tokens: Sequence[int] | NDArray[np.int32], sampling: Sampling, routes_start: int = 0

@@ -122,9 +122,12 @@ def test_an_update_in_flight_splits_answers_exactly_at_the_version(server: Runni
         # The weights differ so much that a token rarely has the same probability under both.
         assert under_old[switch:].mean() < 0.05
         assert under_new[:switch].mean() < 0.05
+        # Each token was routed by the weights that sampled the one behind it.
         ids = [*prompt, *answer.tokens.tolist()]
+        first_new = len(prompt) + switch - 1
         assert answer.routes is not None
-        assert same_routes(answer.routes[-50:], new, ids, start=len(ids) - 51)
+        assert same_routes(answer.routes[:first_new], server.model, ids[: first_new + 1])
+        assert same_routes(answer.routes[first_new:], new, ids, start=first_new)
     server.load(2, server.model)
 
 

@@ -30,9 +30,7 @@ class Training:
         self.replay = ReplayController(self.model)
         self.optimizer = Optimizer(self.model, trainer)
 
-    def step(
-        self, groups, *, loss: str = "dppo_tv", updates: int = 1, rate: float = 0.01, temperature: float = 1.0
-    ):
+    def step(self, groups, *, loss="dppo_tv", updates=1, rate=0.01, temperature=1.0, algorithm=ALGORITHM):
         microbatches = [build_microbatch(group, 0, self.replay, CPU) for group in groups]
         settings = StepSettings(loss, rate, updates)
         return train_step(

@@ -31,6 +31,12 @@ def still_possible(messages: list[Message]) -> range:
     return possible(*range_of(messages), answers)
 
 
+def middle(messages: list[Message]) -> int:
+    """Return the middle of the numbers that the conversation so far allows."""
+    numbers = still_possible(messages)
+    return numbers[len(numbers) // 2]
+
+
 class RandomGuess(SeededPolicy):
     """Any number of the range, each as likely."""
 
@@ -41,18 +47,19 @@ class RandomGuess(SeededPolicy):
 
 
 class NoisyGuess(SeededPolicy):
-    """A teacher with faults: with probability `p` any number, else one that is still possible."""
+    """A teacher with faults: with probability `p` any number of the range, else the middle of what is possible."""
 
-    def __init__(self, seed: int, p: float = 0.5) -> None:
+    def __init__(self, seed: int, p: float = 0.6) -> None:
         """Take the share of guesses without thought."""
         super().__init__(seed)
         self.p = p
 
     def act(self, messages: list[Message], tools: list[ToolSchema], info: dict[str, Any]) -> Message:
         """Return a guess."""
-        low, high = range_of(messages)
-        numbers = range(low, high + 1) if self.rng.random() < self.p else still_possible(messages)
-        return assistant(str(numbers[int(self.rng.integers(len(numbers)))]))
+        if self.rng.random() < self.p:
+            low, high = range_of(messages)
+            return assistant(str(self.rng.integers(low, high + 1)))
+        return assistant(str(middle(messages)))
 
 
 class Bisection(SeededPolicy):
@@ -60,5 +67,4 @@ class Bisection(SeededPolicy):
 
     def act(self, messages: list[Message], tools: list[ToolSchema], info: dict[str, Any]) -> Message:
         """Return a guess."""
-        numbers = still_possible(messages)
-        return assistant(str(numbers[len(numbers) // 2]))
+        return assistant(str(middle(messages)))
