@@ -51,7 +51,8 @@ class Sample:
 def concatenate(samples: Sequence[Sample]) -> dict[str, NDArray[Any] | None]:
     """Return the arrays of a batch message."""
     arrays: dict[str, NDArray[Any] | None] = {
-        name: np.concatenate([getattr(sample, name) for sample in samples]) for name in (*PER_TOKEN, "sampled")
+        name: np.concatenate([getattr(sample, name) for sample in samples])
+        for name in (*PER_TOKEN, "sampled")
     }
     routes = [sample.routes for sample in samples if sample.routes is not None]
     arrays["routes"] = np.concatenate(routes) if len(routes) == len(samples) else None
@@ -72,7 +73,7 @@ def split(arrays: dict[str, NDArray[Any]], lengths: Sequence[int], checksums: Se
     ends = np.cumsum(lengths)
     samples = []
     for length, end, crc in zip(lengths, ends, checksums, strict=True):
-        part = {name: array[end - length : end] for name, array in arrays.items()}
+        part: dict[str, Any] = {name: array[end - length : end] for name, array in arrays.items()}
         samples.append(Sample(**{"routes": None, **part}, checksum=crc))
     return samples
 

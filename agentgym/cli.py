@@ -58,7 +58,9 @@ def worker(
 @app.command()
 def serve(
     bind: Annotated[str, typer.Option(help="Where workers reach it: ipc://PATH or tcp://127.0.0.1:PORT.")],
-    model: Annotated[Path | None, typer.Option(help="A Hugging Face folder; by default the configuration's.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A Hugging Face folder; by default the configuration's.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="RUN_DIR/config.json, or a TOML file.")] = None,
     coordinator: Annotated[str | None, typer.Option(help="The coordinator's ZeroMQ address.")] = None,
     name: Annotated[str, typer.Option(help="How the server is called in logs.")] = "server",

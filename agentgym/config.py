@@ -267,7 +267,9 @@ class Config(Section):
             raise ValueError(f"policies_to_train names {self.learner!r}; set policies.{self.learner}.model")
         for agent, policy in self.policy_mapping.items():
             if policy not in self.policies:
-                raise ValueError(f"policy_mapping.{agent} = {policy!r}; known policies: {sorted(self.policies)}")
+                raise ValueError(
+                    f"policy_mapping.{agent} = {policy!r}; known policies: {sorted(self.policies)}"
+                )
             if policy != self.learner and self.policies[policy].model is not None:
                 raise ValueError(f"policies.{policy} has a model but is not in policies_to_train")
         if self.rollout.group_size < 2 and self.algorithm.advantage != "turn_batch_mean" and self.run.steps:
@@ -320,6 +322,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         text = path.read_text()
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text file: {error}") from error
     try:
         tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:

@@ -1,20 +1,49 @@
 """An episode as a message: a header of plain values and the trajectories' arrays, concatenated along the tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentgym.episode import EndReason, Episode, Trajectory, Turn
 from agentgym.errors import IntegrityError, WireError
 
-PER_TOKEN = ("tokens", "loss_mask", "logprobs", "versions")
-_TURNS = TypeAdapter(tuple[Turn, ...])
-_METRICS = TypeAdapter(dict[str, float])
-_AGENT_METRICS = TypeAdapter(dict[str, dict[str, float]])
+PER_TOKEN = {"tokens": "int32", "loss_mask": "bool", "logprobs": "float32", "versions": "int32"}
+"""The arrays [K] of every trajectory, and their dtypes."""
+ROUTES = ("uint8", "uint16")
+
+
+class _TrajectoryFields(BaseModel):
+    """A trajectory without its arrays."""
+
+    model_config = ConfigDict(extra="forbid")
+    agent: str
+    policy: str
+    trainable: bool
+    branch: int = Field(ge=0)
+    length: int = Field(ge=0)
+    routed: bool
+    turns: tuple[Turn, ...]
+
+
+class _EpisodeFields(BaseModel):
+    """An episode without its arrays."""
+
+    model_config = ConfigDict(extra="forbid")
+    env_id: str
+    task_index: int
+    seed: int
+    group_id: int
+    member: int
+    end_reason: EndReason
+    metrics: dict[str, float]
+    agent_metrics: dict[str, dict[str, float]]
+    error: str
+    checksums: tuple[int, ...]
+    trajectories: tuple[_TrajectoryFields, ...]
 
 
 def encode_episode(episode: Episode) -> tuple[dict[str, Any], dict[str, NDArray[Any] | None]]:
@@ -59,53 +88,50 @@ def decode_episode(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
         WireError: a field is missing or of the wrong type, or the arrays do not fit to it.
     """
     try:
-        trajectories = tuple(_trajectories(header["trajectories"], arrays))
-        episode = Episode(
-            env_id=str(header["env_id"]),
-            task_index=int(header["task_index"]),
-            seed=int(header["seed"]),
-            group_id=int(header["group_id"]),
-            member=int(header["member"]),
-            end_reason=EndReason(header["end_reason"]),
-            trajectories=trajectories,
-            checksums=tuple(int(c) for c in header["checksums"]),
-            metrics=_METRICS.validate_python(header["metrics"]),
-            agent_metrics=_AGENT_METRICS.validate_python(header["agent_metrics"]),
-            error=str(header["error"]),
-        )
+        fields = _EpisodeFields.model_validate(header)
+        trajectories = tuple(_trajectories(fields.trajectories, arrays))
         for trajectory in trajectories:
             trajectory.check()
-    except (KeyError, TypeError, ValueError, ValidationError, IntegrityError) as error:
-        raise WireError(f"an episode message is wrong: {type(error).__name__}: {error}") from error
-    if len(episode.checksums) != len(trajectories):
-        raise WireError(f"an episode has {len(trajectories)} trajectories and {len(episode.checksums)} checksums")
-    return episode
-
-
-def _trajectories(described: list[dict[str, Any]], arrays: Mapping[str, NDArray[Any]]) -> list[Trajectory]:
-    total = sum(d["length"] for d in described)
-    routed = sum(d["length"] for d in described if d["routed"])
-    for name in PER_TOKEN if described else ():
-        if len(arrays[name]) != total:
-            raise ValueError(f"{name} has {len(arrays[name])} entries, the trajectories {total} tokens")
-    if routed != len(arrays.get("routes", ())):
-        raise ValueError(f"routes have {len(arrays.get('routes', ()))} rows, the routed trajectories {routed} tokens")
-    out, start, row = [], 0, 0
-    for d in described:
-        end, routes = start + d["length"], None
-        if d["routed"]:
-            routes = arrays["routes"][row : row + d["length"]]
-            row += d["length"]
-        out.append(
-            Trajectory(
-                agent=d["agent"],
-                policy=d["policy"],
-                trainable=bool(d["trainable"]),
-                branch=int(d["branch"]),
-                routes=routes,
-                turns=_TURNS.validate_python(d["turns"]),
-                **{name: arrays[name][start:end] for name in PER_TOKEN},
-            )
+    except (ValueError, IntegrityError) as error:
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            error = ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        raise WireError(f"an episode message is wrong: {error}") from error
+    if len(fields.checksums) != len(trajectories):
+        raise WireError(
+            f"an episode has {len(trajectories)} trajectories and {len(fields.checksums)} checksums"
         )
-        start = end
-    return out
+    plain = {name: getattr(fields, name) for name in _EpisodeFields.model_fields if name != "trajectories"}
+    return Episode(**plain, trajectories=trajectories)
+
+
+def _trajectories(
+    described: Sequence[_TrajectoryFields], arrays: Mapping[str, NDArray[Any]]
+) -> Iterator[Trajectory]:
+    total = sum(d.length for d in described)
+    routed = sum(d.length for d in described if d.routed)
+    for name, dtype in PER_TOKEN.items() if described else ():
+        if name not in arrays or arrays[name].dtype != dtype or arrays[name].shape != (total,):
+            raise ValueError(f"{name} is {_shape(arrays.get(name))}; expected {dtype}[{total}]")
+    routes = arrays.get("routes")
+    if routes is None and routed:
+        raise ValueError(f"there are no routes for the {routed} tokens of routed trajectories")
+    if routes is not None and (routes.dtype not in ROUTES or routes.ndim != 3 or len(routes) != routed):
+        raise ValueError(f"routes are {_shape(routes)}; expected uint8 or uint16 [{routed}, L, k]")
+    start, row = 0, 0
+    for d in described:
+        end, next_row = start + d.length, row + d.length * d.routed
+        yield Trajectory(
+            agent=d.agent,
+            policy=d.policy,
+            trainable=d.trainable,
+            branch=d.branch,
+            routes=routes[row:next_row] if routes is not None and d.routed else None,
+            turns=d.turns,
+            **{name: arrays[name][start:end] for name in PER_TOKEN},
+        )
+        start, row = end, next_row
+
+
+def _shape(array: NDArray[Any] | None) -> str:
+    return "missing" if array is None else f"{array.dtype}{list(array.shape)}"

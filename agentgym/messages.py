@@ -6,9 +6,13 @@ and sent between processes without a class. An environment returns only messages
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import (
+    Any,
+    Literal,
+    NotRequired,  # pydantic wants these below Python 3.12
+)
 
-from typing_extensions import NotRequired, TypedDict  # pydantic wants these below Python 3.12
+from typing_extensions import TypedDict
 
 Role = Literal["system", "user", "assistant", "tool"]
 

@@ -1,18 +1,15 @@
 """What TensorBoard shows: one scheme of tags, the same in every run.
 
-    episode/*          of the trained agents in the batch of a step, and agent/<env>/<agent>/* of each alone
-    train/*, policy/*  the optimizer step and how old its tokens were
-    system/*           throughput, busy shares, queues, failures
-    warmup/*           the supervised steps before reinforcement learning
+episode/*          of the trained agents in the batch of a step, and agent/<env>/<agent>/* of each alone
+train/*, policy/*  the optimizer step and how old its tokens were
+system/*           throughput, busy shares, queues, failures
+warmup/*           the supervised steps before reinforcement learning
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-from tensorboardX import SummaryWriter
 
 from agentgym.episode import EndReason, Episode, Trajectory
 
@@ -23,9 +20,9 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     for episode in episodes:
         for agent in episode.agents:
             mine = [t for t in episode.trajectories if t.agent == agent]
-            values = _play(mine, episode.agent_metrics.get(agent, {}))
+            numbers = _play(mine, episode.agent_metrics.get(agent, {}))
             trained = any(t.trainable for t in mine)
-            for name, value in values.items():
+            for name, value in numbers.items():
                 plays[f"agent/{_tag(episode.env_id)}/{agent}"][name].append(value)
                 if trained:
                     plays["episode"][name].append(value)
@@ -84,34 +81,3 @@ def render_episode(episode: Episode, decode: Callable[[Sequence[int]], str]) -> 
 
 def _quote(text: str) -> str:
     return "`` " + text.replace("\n", "\\n").replace("``", "''") + " ``"
-
-
-class TensorBoard:
-    """Writes the event files of a run; a resumed run goes on in the same curves."""
-
-    def __init__(self, directory: Path, *, first_step: int = 0) -> None:
-        """Open a new event file; TensorBoard discards what earlier ones hold from `first_step` on."""
-        purge = first_step if first_step > 0 else None
-        self._writer = SummaryWriter(logdir=str(directory), purge_step=purge, flush_secs=10)
-
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Write numbers."""
-        for tag, value in values.items():
-            self._writer.add_scalar(tag, value, step)
-
-    def histogram(self, tag: str, values: NDArray[np.generic], step: int) -> None:
-        """Write a distribution; nothing if there is no value."""
-        if len(values):
-            self._writer.add_histogram(tag, values, step)
-
-    def text(self, tag: str, text: str, step: int) -> None:
-        """Write Markdown."""
-        self._writer.add_text(tag, text, step)
-
-    def flush(self) -> None:
-        """Write what is buffered."""
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Close the event file."""
-        self._writer.close()

@@ -1,13 +1,13 @@
 """The messages of agentgym: one frozen record per kind, validated on receipt.
 
-    worker  -> coordinator   hello, heartbeat, ready, episode, error
-    coordinator -> worker    welcome, servers, lease, ack, cancel, drain
-    worker  -> server        generate, abort, health
-    server  -> worker        completion, healthy, error
-    coordinator -> server    welcome, load_weights, drain
-    server  -> coordinator   hello, heartbeat, loaded, error
-    coordinator -> trainer   welcome, batch, drain
-    trainer -> coordinator   hello, heartbeat, batch_request, step_done, error
+worker  -> coordinator   hello, heartbeat, ready, episode, error
+coordinator -> worker    welcome, servers, lease, ack, cancel, drain
+worker  -> server        generate, abort, health
+server  -> worker        completion, healthy, error
+coordinator -> server    welcome, load_weights, drain
+server  -> coordinator   hello, heartbeat, loaded, error
+coordinator -> trainer   welcome, batch, drain
+trainer -> coordinator   hello, heartbeat, batch_request, step_done, error
 """
 
 from typing import Annotated, Any, ClassVar, Literal

@@ -10,6 +10,7 @@ the CPU for a round trip. All socket options are set in `open_socket`, each with
 
 import asyncio
 import ipaddress
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ MAX_HEADER_BYTES = 16 << 20
 MAX_FRAME_BYTES = 1 << 30
 """ZeroMQ drops the connection of a peer that sends a larger frame."""
 MAX_ARRAYS = 16
+MAX_DIMENSIONS = 4
 DTYPES = frozenset({"bool", "uint8", "uint16", "int32", "int64", "float32"})
 
 H = TypeVar("H", bound=Header)
@@ -56,18 +58,28 @@ class Packet:
 
 
 def pack(header: Header, arrays: Arrays | None = None, *, request_id: bytes = b"") -> list[Any]:
-    """Return the frames of a message."""
+    """Return the frames of a message.
+
+    Raises:
+        WireError: an array is of a dtype or a number of dimensions that no receiver takes.
+    """
     fields = header.model_dump()
     buffers = []
     if arrays:
         described = []
         for name, array in arrays.items():
             if array is not None:
+                if not _known_dtype(array.dtype) or array.ndim > MAX_DIMENSIONS:
+                    raise WireError(
+                        f"array {name!r} of a {header.kind!r} message is {array.dtype}{list(array.shape)}; "
+                        f"send {', '.join(sorted(DTYPES))} of at most {MAX_DIMENSIONS} dimensions"
+                    )
                 contiguous = np.ascontiguousarray(array)
                 described.append((name, contiguous.dtype.name, contiguous.shape))
                 buffers.append(contiguous.data if contiguous.size else b"")
         fields["_arrays"] = described
-    return [header.kind.encode(), request_id, msgpack.packb(fields), *buffers]
+    # Half a surrogate pair, as in a file name inside an exception's text, is no reason to lose the message.
+    return [header.kind.encode(), request_id, msgpack.packb(fields, unicode_errors="replace"), *buffers]
 
 
 def unpack(frames: Sequence[bytes], *, sender: bytes = b"") -> Packet:
@@ -84,7 +96,9 @@ def unpack(frames: Sequence[bytes], *, sender: bytes = b"") -> Packet:
     if record is None:
         raise WireError(f"unknown message kind {kind!r}; known: {', '.join(sorted(KINDS))}")
     if len(frames[2]) > MAX_HEADER_BYTES:
-        raise WireError(f"the header of a {kind!r} message has {len(frames[2])} bytes, over {MAX_HEADER_BYTES}")
+        raise WireError(
+            f"the header of a {kind!r} message has {len(frames[2])} bytes, over {MAX_HEADER_BYTES}"
+        )
     try:
         fields = msgpack.unpackb(frames[2], strict_map_key=False)
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
@@ -97,29 +111,41 @@ def unpack(frames: Sequence[bytes], *, sender: bytes = b"") -> Packet:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise WireError(f"the header of a {kind!r} message is wrong at {place!r}: {first['msg']}") from error
+        raise WireError(
+            f"the header of a {kind!r} message is wrong at {place!r:.100}: {first['msg']}"
+        ) from error
     return Packet(kind, bytes(frames[1]), header, arrays, sender)
 
 
 def _arrays(kind: str, described: Any, buffers: Sequence[bytes]) -> dict[str, NDArray[Any]]:
     if not isinstance(described, list) or len(described) != len(buffers) or len(buffers) > MAX_ARRAYS:
-        raise WireError(f"a {kind!r} message has {len(buffers)} array frames, its header describes {described!r:.80}")
+        raise WireError(
+            f"a {kind!r} message has {len(buffers)} array frames, its header describes {described!r:.80}"
+        )
     arrays = {}
     for entry, buffer in zip(described, buffers, strict=True):
         match entry:
             case [str(name), str(dtype), list(shape)] if (
-                dtype in DTYPES and len(shape) <= 4 and all(type(n) is int and n >= 0 for n in shape)
+                dtype in DTYPES
+                and len(shape) <= MAX_DIMENSIONS
+                and all(type(n) is int and 0 <= n <= MAX_FRAME_BYTES for n in shape)
             ):
                 pass
             case _:
                 raise WireError(f"a {kind!r} message describes an array as {entry!r:.80}")
-        count = 1
-        for n in shape:
-            count *= n
-        if count * np.dtype(dtype).itemsize != len(buffer):
-            raise WireError(f"array {name!r} of a {kind!r} message: {dtype}{shape} does not have {len(buffer)} bytes")
-        arrays[name] = np.frombuffer(buffer, dtype).reshape(shape)
+        if math.prod(shape) * np.dtype(dtype).itemsize != len(buffer):
+            raise WireError(
+                f"array {name!r} of a {kind!r} message: {dtype}{shape} does not have {len(buffer)} bytes"
+            )
+        try:
+            arrays[name] = np.frombuffer(buffer, dtype).reshape(shape)
+        except ValueError as error:  # no bytes, and sizes whose product is beyond any memory
+            raise WireError(f"array {name!r} of a {kind!r} message: {dtype}{shape}: {error}") from error
     return arrays
+
+
+def _known_dtype(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in DTYPES and dtype.isnative
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], socket_type: int) -> zmq.Socket[bytes]:
@@ -179,7 +205,9 @@ class Channel:
         self._loop.add_reader(socket.FD, self._drain)
         self._schedule_drain()
 
-    def send(self, header: Header, arrays: Arrays | None = None, *, to: bytes = b"", request_id: bytes = b"") -> None:
+    def send(
+        self, header: Header, arrays: Arrays | None = None, *, to: bytes = b"", request_id: bytes = b""
+    ) -> None:
         """Send a message; `to` is the peer's identity on a ROUTER socket.
 
         Raises:
@@ -206,13 +234,22 @@ class Channel:
 
     def _drain(self) -> None:
         self._drain_due = False
-        for _ in range(256):  # then let other callbacks run
+        empty = False
+        try:
+            empty = self._drain_some()
+        finally:
+            if not empty:  # a handler that raises must not take the edge of the messages behind it along
+                self._schedule_drain()
+
+    def _drain_some(self) -> bool:
+        """Handle what has arrived, but let other callbacks run now and then; return whether nothing is left."""
+        for _ in range(256):
             if self._socket.closed:
-                return
+                return True
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return
+                return True
             sender = b""
             if self._routed:
                 sender, *frames = frames
@@ -222,4 +259,4 @@ class Channel:
                 self._on_garbage(sender, error)
                 continue
             self._on_packet(packet)
-        self._schedule_drain()
+        return False

@@ -21,7 +21,7 @@ LAYERS = [
     "errors lifeline log messages protocol weights",
     # records, settings, what crosses a socket
     "config episode model registry spaces wire",
-    "batch episode_codec metrics",
+    "batch episode_codec metrics tensorboard",
     # environments and their tools
     "env tool_schema",
     "tools wrappers",
@@ -39,6 +39,7 @@ LAYERS = [
     "advantages coordinator.groups coordinator.leases coordinator.peers coordinator.supervisor",
     "coordinator.assemble coordinator.launch coordinator.schedule",
     "coordinator.dispatcher coordinator.report",
+    "coordinator.status",
     "coordinator.process",
     "coordinator.train",
     "cli",
@@ -68,6 +69,7 @@ BROAD_EXCEPTS = {
     "agentgym.registry": 1,
     "agentgym.tools": 1,
     "agentgym.worker.calls": 1,
+    "agentgym.worker.process": 1,
     "agentgym.worker.seat": 1,
     "agentgym_trainers.megatron.main": 1,
 }

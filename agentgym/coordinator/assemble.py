@@ -52,13 +52,16 @@ def assemble(
 ) -> Assembled:
     """Return the samples of a step that starts from the weights `version`."""
     members_B_G = [[episode for _, episode in sorted(group.episodes.items())] for group in groups]
-    agents = dict.fromkeys(agent for members in members_B_G for episode in members for agent in episode.agents)
+    agents = dict.fromkeys(
+        agent for members in members_B_G for episode in members for agent in episode.agents
+    )
     oldest = None if warmup else version - max_staleness
     scored = [row for agent in agents for row in _score(agent, members_B_G, algorithm, oldest)]
     scale = 1.0
     if algorithm.normalize_batch and not warmup and scored:
         values = np.concatenate([row.advantages[row.mask] for row in scored])
-        scale = float(values.std()) + 1e-6 if len(values) else 1.0
+        deviation = float(values.std()) if len(values) else 0.0
+        scale = deviation if deviation > 1e-6 else 1.0  # equal advantages, as of one play, have no spread
     tokens_of: dict[str, int] = {}
     for row in scored:
         tokens_of[row.trajectory.agent] = tokens_of.get(row.trajectory.agent, 0) + int(row.mask.sum())

@@ -76,23 +76,26 @@ class Dispatcher:
         if ticket is None:
             return
         self.counts[episode.status.value] += 1
-        if episode.status is not Status.FAILED:
+        if (episode.group_id, episode.member) != (ticket.group_id, ticket.member):
+            self._failed(
+                ticket,
+                f"the worker answered member {ticket.member} of group {ticket.group_id} with "
+                f"member {episode.member} of group {episode.group_id}",
+                again=True,
+            )
+        elif episode.status is Status.FAILED:
+            self._failed(ticket, episode.error, again=episode.end_reason is not EndReason.ENV_FAILED)
+        else:
             self._failures_in_a_row = 0
             self.counts["tokens"] += sum(int(t.loss_mask.sum()) for t in episode.trajectories)
             self.groups.add(episode, now)
-            return
-        self.last_error = episode.error
-        _logger.warning("task %d, member %d failed: %s", ticket.task_index, ticket.member, episode.error)
-        self._failures_in_a_row += 1
-        if self._failures_in_a_row >= max(16, self._config.episodes_per_step):
-            raise RunError(
-                f"{self._failures_in_a_row} episodes failed one after another, none succeeded; "
-                f"the last one: {episode.error}"
-            )
-        if episode.end_reason is EndReason.ENV_FAILED:
-            self.groups.give_up(ticket.group_id, ticket.member)
-        else:
-            self._retry([ticket])
+
+    def unreadable(self, lease_id: int, worker: bytes, error: str) -> None:
+        """Take in that the answer to a lease could not be read. Raises RunError as `take_in` does."""
+        ticket = self.leases.finish(lease_id, worker)
+        if ticket is not None:
+            self.counts[Status.FAILED.value] += 1
+            self._failed(ticket, error, again=True)
 
     def worker_lost(self, worker: bytes) -> int:
         """Queue the episodes of a dead worker again; return how many it held."""
@@ -100,16 +103,32 @@ class Dispatcher:
         self._retry(tickets)
         return len(tickets)
 
+    def _failed(self, ticket: Ticket, error: str, *, again: bool) -> None:
+        self.last_error = error
+        _logger.warning("task %d, member %d failed: %s", ticket.task_index, ticket.member, error)
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row >= max(16, self._config.episodes_per_step):
+            raise RunError(
+                f"{self._failures_in_a_row} episodes failed one after another, none succeeded; "
+                f"the last one: {error}"
+            )
+        if again:
+            self._retry([ticket])
+        else:
+            self.groups.give_up(ticket.group_id, ticket.member)
+
     def watch(self, now: float) -> list[tuple[int, bytes]]:
         """Deal with what is overdue; return the (lease id, worker) pairs to be cancelled."""
+        unwanted = []
         for group in self.groups.expire(now):
+            unwanted += self.leases.withdraw(group.group_id)
             _logger.warning(
                 "group %d went on with %d of %d members after %g s",
                 group.group_id, len(group.episodes), group.size, self._config.rollout.group_timeout,
             )  # fmt: skip
         overdue = self.leases.overdue(now)
         self._retry([ticket for _, _, ticket in overdue])
-        return [(lease_id, worker) for lease_id, worker, _ in overdue]
+        return unwanted + [(lease_id, worker) for lease_id, worker, _ in overdue]
 
     def take(self, step: Step) -> list[Group] | None:
         """Return the groups of a step, or None while there are not enough."""

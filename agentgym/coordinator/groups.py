@@ -2,7 +2,7 @@
 
 A group is complete when each of its members has an episode or is given up. With fewer usable members than a
 comparison needs it is dropped and counted. A group whose first member has waited `timeout` seconds goes on with the
-members it has; the rest are late.
+members it has; the rest are not waited for.
 """
 
 from collections import Counter, deque

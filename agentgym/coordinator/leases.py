@@ -1,8 +1,9 @@
 """Leases: which episode is being played where.
 
 Every lease leaves the table exactly once: its episode arrives, or it is taken back because its worker died, fell
-silent or overran the deadline. What is taken back is issued again under a new id, at most `max_retries` times, then
-given up. An answer to a lease that has left the table is late: it is counted and never used.
+silent or overran the deadline, or it is withdrawn because its group went on without it. What is taken back is issued
+again under a new id, at most `max_retries` times, then given up. An answer to a lease that has left the table is late:
+it is counted and never used.
 """
 
 from collections import Counter, deque
@@ -42,7 +43,7 @@ class LeaseTable:
         self._waiting: deque[Ticket] = deque()
         self._issued: dict[int, _Issued] = {}
         self.counts: Counter[str] = Counter()
-        """issued, finished, taken_back, given_up, late."""
+        """issued, finished, taken_back, given_up, withdrawn, late."""
 
     @property
     def next_id(self) -> int:
@@ -108,6 +109,16 @@ class LeaseTable:
         late = [(i, issued.worker) for i, issued in self._issued.items() if issued.deadline < now]
         tickets = self._remove([lease_id for lease_id, _ in late])
         return [(lease_id, worker, t) for (lease_id, worker), t in zip(late, tickets, strict=True)]
+
+    def withdraw(self, group_id: int) -> list[tuple[int, bytes]]:
+        """Remove the episodes of a closed group; return the (lease id, worker) pairs of those being played."""
+        kept = deque(ticket for ticket in self._waiting if ticket.group_id != group_id)
+        out = [(i, issued.worker) for i, issued in self._issued.items() if issued.ticket.group_id == group_id]
+        self.counts["withdrawn"] += len(self._waiting) - len(kept) + len(out)
+        self._waiting = kept
+        for lease_id, _ in out:
+            del self._issued[lease_id]
+        return out
 
     def _remove(self, lease_ids: list[int]) -> list[Ticket]:
         self.counts["taken_back"] += len(lease_ids)

@@ -65,7 +65,9 @@ class Peers:
         if self.offer is None:
             return []
         behind = [
-            s for s in self.servers.values() if self.offer.version not in (s.version, s.loading) and self.offer.path
+            s
+            for s in self.servers.values()
+            if self.offer.version not in (s.version, s.loading) and self.offer.path
         ]
         for server in behind:
             server.loading = self.offer.version
@@ -93,7 +95,8 @@ class Peers:
 
     def silent(self, before: float) -> list[str]:
         """Return the names of the workers and servers not heard of since `before`."""
-        return [p.name for p in (*self.workers.values(), *self.servers.values()) if p.heard < before]
+        peers: list[WorkerPeer | ServerPeer] = [*self.workers.values(), *self.servers.values()]
+        return [peer.name for peer in peers if peer.heard < before]
 
     def forget(self, name: str) -> list[bytes]:
         """Remove a peer by name and return its identities; empty if it never said hello."""

@@ -23,6 +23,7 @@ from agentgym.coordinator.launch import Places
 from agentgym.coordinator.peers import Offer, Peers, ServerPeer, WorkerPeer
 from agentgym.coordinator.report import Reporter
 from agentgym.coordinator.schedule import Schedule, Step
+from agentgym.coordinator.status import run_numbers, waiting_for
 from agentgym.coordinator.supervisor import Supervisor
 from agentgym.episode_codec import decode_episode
 from agentgym.errors import RunError, WireError
@@ -34,7 +35,6 @@ from agentgym.protocol import (
     Drain,
     EpisodeDone,
     Error,
-    Header,
     Heartbeat,
     Hello,
     Loaded,
@@ -122,7 +122,9 @@ class Coordinator:
     def _unexpected(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         _logger.error("%s", context.get("message"), exc_info=error)
-        self._failure = self._failure or RunError(f"the coordinator failed: {error or context.get('message')}")
+        self._failure = self._failure or RunError(
+            f"the coordinator failed: {error or context.get('message')}"
+        )
 
     # ---------------------------------------------------------------- messages
 
@@ -153,9 +155,7 @@ class Coordinator:
             case Ready() if sender in self._peers.workers:
                 self._peers.workers[sender].credits += header.credits
             case EpisodeDone() if sender in self._peers.workers:
-                episode = decode_episode(header.episode, packet.arrays)
-                self._dispatcher.take_in(header.lease_id, sender, episode, now)
-                self._channel.send(Ack(lease_id=header.lease_id), to=sender)
+                self._episode(sender, header, packet, now)
             case Loaded() if sender in self._peers.servers:
                 self._loaded(self._peers.servers[sender], header)
             case BatchRequest() if sender == self._peers.trainer:
@@ -171,6 +171,15 @@ class Coordinator:
                     raise RunError(f"{name}: {header.text}")
             case _:
                 raise WireError(f"{packet.kind!r} from {name} is not a message for the coordinator")
+
+    def _episode(self, sender: bytes, header: EpisodeDone, packet: Packet, now: float) -> None:
+        try:
+            episode = decode_episode(header.episode, packet.arrays)
+        except WireError as error:
+            self._dispatcher.unreadable(header.lease_id, sender, str(error))
+            raise
+        self._dispatcher.take_in(header.lease_id, sender, episode, now)
+        self._channel.send(Ack(lease_id=header.lease_id), to=sender)
 
     def _hello(self, sender: bytes, hello: Hello, now: float) -> None:
         if hello.protocol != PROTOCOL_VERSION:
@@ -305,31 +314,13 @@ class Coordinator:
             self._peers.offer = Offer(step.number, header.weights)
         else:
             self._groups_held = 0
-        self._reporter.step_done(step, assembled, header, self._numbers())
-        self._update_servers()
-
-    def _numbers(self) -> dict[str, float]:
-        """Return the numbers of the system as it is now."""
-        dispatcher, supervisor = self._dispatcher, self._supervisor
         numbers = {
             "policy/version": float(self._published or 0),
-            "system/queue/waiting": float(dispatcher.leases.waiting),
-            "system/queue/playing": float(dispatcher.leases.playing),
-            "system/queue/open_groups": float(dispatcher.groups.open),
-            "system/queue/ready_groups": float(dispatcher.groups.ready),
             "system/messages_dropped": float(self._garbage_count),
-            "system/restarts": float(sum(child.restarts for child in supervisor.children.values())),
+            **run_numbers(self._dispatcher, self._supervisor),
         }
-        for name, count in dispatcher.leases.counts.items():
-            numbers[f"system/leases/{name}"] = float(count)
-        for name, count in dispatcher.groups.counts.items():
-            numbers[f"system/groups/{name}"] = float(count)
-        for name, count in dispatcher.counts.items():
-            numbers[f"system/episodes/{name}"] = float(count)
-        for child in supervisor.children.values():
-            for name, value in child.stats.items():
-                numbers[f"system/{child.name}/{name}"] = value
-        return numbers
+        self._reporter.step_done(step, assembled, header, numbers)
+        self._update_servers()
 
     # ---------------------------------------------------------------- what is overdue
 
@@ -342,7 +333,10 @@ class Coordinator:
             self._reporter.say(f"{described}; restarted as pid {child.pid}{again}")
         for name in self._peers.silent(now - limits.heartbeat_timeout):
             if name not in self._supervisor.children:
-                self._reporter.say(f"{name} was silent for {limits.heartbeat_timeout:g} s; {self._lose(name)} episodes are played again")
+                held = self._lose(name)
+                self._reporter.say(
+                    f"{name} was silent for {limits.heartbeat_timeout:g} s; its {held} episodes are played again"
+                )
         for lease_id, identity in self._dispatcher.watch(now):
             _logger.warning("lease %d is overdue at %s; it is issued again", lease_id, identity.hex())
             self._channel.send(Cancel(lease_id=lease_id), to=identity)
@@ -352,26 +346,9 @@ class Coordinator:
             for identity in [*peers, *([self._peers.trainer] if self._peers.trainer else [])]:
                 self._channel.send(Heartbeat(), to=identity)
         if now - self._progress > limits.step_timeout:
-            raise RunError(f"no progress for {limits.step_timeout:g} s: {self._waiting_for()}")
-
-    def _waiting_for(self) -> str:
-        """Say in one line who is waited for."""
-        if self._peers.trainer is None:
-            return f"the trainer has not said hello\n{self._supervisor.last_words('trainer')}"
-        if self._training is not None:
-            return f"the trainer works on step {self._training[0].number}\n{self._supervisor.last_words('trainer')}"
-        if not self._peers.workers:
-            return "no worker is connected"
-        loading = [server.name for server in self._peers.servers.values() if server.loading is not None]
-        if loading:
-            return f"{', '.join(loading)} is loading weights"
-        if not self._announced and self._done >= self._schedule.warmup_steps:
-            return "no policy server is ready"
-        leases, groups = self._dispatcher.leases, self._dispatcher.groups
-        return (
-            f"{leases.playing} episodes are being played and {leases.waiting} wait, {groups.open} groups are open, "
-            f"{groups.ready} ready; last failure: {self._dispatcher.last_error or 'none'}"
-        )
+            training = self._training[0].number if self._training else None
+            who = waiting_for(self._peers, self._dispatcher, self._supervisor, training=training)
+            raise RunError(f"no progress for {limits.step_timeout:g} s: {who}")
 
     def _lose(self, name: str) -> int:
         """Forget a peer and queue its episodes again; return how many."""

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
+from rich.markup import escape
 
 from agentgym.config import TensorBoardConfig
 from agentgym.coordinator.assemble import Assembled
 from agentgym.coordinator.schedule import Schedule, Step
-from agentgym.metrics import TensorBoard, episode_metrics, render_episode
+from agentgym.metrics import episode_metrics, render_episode
 from agentgym.protocol import StepDone
+from agentgym.tensorboard import TensorBoard
 
 _logger = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ class Reporter:
     def say(self, text: str) -> None:
         """Print one line, and log it."""
         _logger.warning(text)
-        self._console.print(f"[yellow]{time.strftime('%H:%M:%S')}[/] {text}", highlight=False)
+        self._console.print(f"[yellow]{time.strftime('%H:%M:%S')}[/] {escape(text)}", highlight=False)
 
     def loaded(self, seconds: float) -> None:
         """Note how long a policy server took to load weights."""
@@ -78,7 +80,9 @@ class Reporter:
         metrics = episode_metrics(assembled.episodes)
         self.last_episode_metrics = metrics
         if step.warmup:
-            metrics = {f"warmup/{name}": value for name, value in metrics.items() if name.startswith("episode/")}
+            metrics = {
+                f"warmup/{name}": value for name, value in metrics.items() if name.startswith("episode/")
+            }
         elif number % self._config.samples_every == 1 or self._config.samples_every == 1:
             shown = assembled.episodes[: self._config.samples]
             text = "\n\n---\n\n".join(render_episode(episode, self._decode) for episode in shown)
@@ -137,7 +141,9 @@ class Reporter:
         self._console.print(f"[bold]{phase}[/]", highlight=False)
         self._console.print(" ".join(f"{title:>{width}}" for title, width in COLUMNS), style="bold")
 
-    def _row(self, step: Step, number: int, header: StepDone, rates: _Rates, age: float, engine: float) -> None:
+    def _row(
+        self, step: Step, number: int, header: StepDone, rates: _Rates, age: float, engine: float
+    ) -> None:
         steps = self._schedule.phase_end(step.number) - (0 if step.warmup else self._schedule.warmup_steps)
         left = (steps - number) * (self._clock() - self._phase_started) / max(1, self._steps_timed)
         metrics = self.last_episode_metrics

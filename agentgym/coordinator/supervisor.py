@@ -96,7 +96,9 @@ class Supervisor:
             self._kill(child)
             described = f"{child.name} (pid {child.pid}) {why}"
             if child.role == "trainer":
-                raise RunError(f"{described}; go on from the last checkpoint with --resume\n{self.last_words(child.name)}")
+                raise RunError(
+                    f"{described}; go on from the last checkpoint with --resume\n{self.last_words(child.name)}"
+                )
             if child.heard is None and child.restarts:
                 raise RunError(f"{described} before it was ready, twice\n{self.last_words(child.name)}")
             if child.restarts >= self._max_restarts:
@@ -124,7 +126,9 @@ class Supervisor:
         for child in self.children.values():
             self._wait(child, deadline)
         for child in self._running():
-            _logger.warning("%s (pid %d) did not end within %.0f s; terminating it", child.name, child.pid, timeout)
+            _logger.warning(
+                "%s (pid %d) did not end within %.0f s; terminating it", child.name, child.pid, timeout
+            )
             child.process.terminate()  # type: ignore[union-attr]
         for child in self._running():
             self._wait(child, self._clock() + 3.0)
@@ -144,7 +148,11 @@ class Supervisor:
         assert child.process is not None
         status = child.process.poll()
         if status is not None:
-            return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            return (
+                f"was killed by {signal.Signals(-status).name}"
+                if status < 0
+                else f"ended with status {status}"
+            )
         now = self._clock()
         if child.heard is None and now - child.started > self._start_timeout:
             return f"did not say hello within {self._start_timeout:g} s"

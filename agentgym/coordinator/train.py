@@ -19,10 +19,10 @@ from agentgym.coordinator.schedule import Schedule
 from agentgym.coordinator.supervisor import Supervisor
 from agentgym.errors import ConfigError, RunError
 from agentgym.log import setup_logging
-from agentgym.metrics import TensorBoard
+from agentgym.model import check_model
 from agentgym.policy.template import ChatTokenizer
 from agentgym.registry import make
-from agentgym.model import check_model
+from agentgym.tensorboard import TensorBoard
 from agentgym.weights import make_exchange
 
 STOP_SECONDS = 10.0
@@ -149,7 +149,9 @@ def _places(run_dir: Path) -> Iterator[Places]:
 def _summary(run_dir: Path, reporter: Reporter, console: Console) -> None:
     metrics = reporter.last_episode_metrics
     success = f", success {metrics['episode/success']:.3f}" if "episode/success" in metrics else ""
-    console.print(f"done: reward {metrics.get('episode/reward', 0.0):.3f}{success} in the last batch", highlight=False)
+    console.print(
+        f"done: reward {metrics.get('episode/reward', 0.0):.3f}{success} in the last batch", highlight=False
+    )
     console.print(f"  TensorBoard   tensorboard --logdir {run_dir / 'tensorboard'}", highlight=False)
     console.print(f"  checkpoints   {run_dir / 'checkpoints'}", highlight=False)
     console.print("  samples       in TensorBoard, tab Text, samples/episodes", highlight=False)

@@ -97,9 +97,7 @@ class _Server:
         self._socket = socket
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._monitor.FD, self._look_at_monitor)
-        self._loop.call_soon(
-            self._look_at_monitor
-        )  # its descriptor says nothing before
+        self._loop.call_soon(self._look_at_monitor)  # its descriptor says nothing before
         socket.connect(address)
         self.channel = Channel(socket, self._answered, self._garbage)
 
@@ -184,9 +182,7 @@ class PolicyClient:
         try:
             return _completion(packet, time.monotonic() - start)
         except WireError as error:
-            raise PolicyError(
-                f"the policy server at {server.address} sent a wrong answer: {error}"
-            ) from error
+            raise PolicyError(f"the policy server at {server.address} sent nonsense: {error}") from error
 
     async def health(self, address: str, *, timeout: float) -> Healthy:
         """Return what the server at `address` says of itself.

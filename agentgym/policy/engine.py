@@ -63,7 +63,8 @@ class Engine:
         self, llm: AsyncLLM, info: ModelInfo, config: ServerConfig, shapes: dict[str, list[int]]
     ) -> None:
         """Wrap an engine that runs; use `start`."""
-        self._llm = llm
+        self.llm = llm
+        """vLLM's own engine; requests made there directly have no version spans."""
         self._info = info
         self._config = config
         self._shapes = shapes
@@ -109,11 +110,11 @@ class Engine:
     @property
     def dead(self) -> bool:
         """Whether vLLM's own process ended or failed; nothing can be asked any more."""
-        return bool(self._llm.errored)
+        return bool(self.llm.errored)
 
     def close(self) -> None:
         """Stop vLLM's process."""
-        self._llm.shutdown(timeout=CLOSE_SECONDS)
+        self.llm.shutdown(timeout=CLOSE_SECONDS)
 
     async def generate(
         self, tokens: Sequence[int] | NDArray[np.int32], sampling: Sampling, routes_start: int = 0
@@ -135,8 +136,8 @@ class Engine:
         start = time.monotonic()
         # The salt keeps keys and values that old weights computed away from this request.
         request = tokens_input(prompt.tolist(), cache_salt=str(self._version))
-        stream: AsyncGenerator[Any, None] = self._llm.generate(
-            request, self._sampling_params(sampling, routes_start), name
+        stream: AsyncGenerator[Any, None] = self.llm.generate(
+            request, self.sampling_params(sampling, routes_start), name
         )
         try:
             async for output in stream:  # one output: only the final one is asked for
@@ -155,6 +156,23 @@ class Engine:
             seconds=time.monotonic() - start,
         )
 
+    def sampling_params(self, sampling: Sampling, routes_start: int) -> SamplingParams:
+        """Return what vLLM is asked for in one request."""
+        return SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=sampling.seed,
+            stop_token_ids=list(sampling.stop_token_ids),
+            ignore_eos=True,  # the caller's stop tokens are the only ones
+            logprobs=0,  # of the sampled token alone
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            routed_experts_prompt_start=routes_start,
+        )
+
     async def load_weights(self, version: int, path: Path) -> None:
         """Replace the weights between two engine steps; requests that run go on with the new ones.
 
@@ -168,17 +186,17 @@ class Engine:
         recompute = self._config.kv_on_update == "recompute"
         async with self._updating:
             if recompute:
-                await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
+                await self.llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
             # Requests made from here on reach vLLM behind the reload: they travel through the same pipe.
             self._version = version
-            [counts] = await self._llm.collective_rpc("agentgym_load_weights", args=(str(path),))
+            [counts] = await self.llm.collective_rpc("agentgym_load_weights", args=(str(path),))
             # vLLM appends a hyphen and a random suffix to our request ids.
             sampled = {name.rpartition("-")[0]: count for name, count in counts.items()}
             for name, spans in self._spans.items():
                 if spans[-1][1] != version:
                     _switch(spans, sampled.get(name, 0), version)
             if recompute:
-                await self._llm.engine_core.resume_scheduler_async()
+                await self.llm.engine_core.resume_scheduler_async()
 
     def _check(self, prompt: NDArray[np.int32], sampling: Sampling, routes_start: int) -> None:
         # vLLM itself would end, or cut the answer short without a word, on most of these.
@@ -211,22 +229,6 @@ class Engine:
                 f"{path} does not hold this model's weights: {len(wrong)} tensors differ, first {name} "
                 f"(found {found.get(name)}, expected {self._shapes.get(name)}); the old weights stay"
             )
-
-    def _sampling_params(self, sampling: Sampling, routes_start: int) -> SamplingParams:
-        return SamplingParams(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=sampling.seed,
-            stop_token_ids=list(sampling.stop_token_ids),
-            ignore_eos=True,  # the caller's stop tokens are the only ones
-            logprobs=0,  # of the sampled token alone
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            routed_experts_prompt_start=routes_start,
-        )
 
     def _routes(self, rows: NDArray[Any] | None) -> NDArray[np.unsignedinteger[Any]] | None:
         if not self._info.num_experts or rows is None:

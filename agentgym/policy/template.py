@@ -9,6 +9,7 @@ the text is encoded without special tokens of its own, as `apply_chat_template` 
 """
 
 import datetime
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,15 @@ from typing import Any, NoReturn
 import jinja2
 import jinja2.ext
 import jinja2.sandbox
+import msgpack
 from tokenizers import Tokenizer
 
 from agentgym.errors import ModelError
 from agentgym.messages import Message, ToolCall, ToolSchema, assistant, tool_call, user
 from agentgym.model import check_model, read_chat_template, read_tokenizer_config, token_text
+
+CACHED = 2048
+"""Texts and rendered conversations that are remembered."""
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
@@ -49,11 +54,13 @@ class ChatTokenizer:
         self.stop_texts: tuple[str, ...] = tuple(self.decode([i]) for i in self.stop_token_ids)
         """What the stop tokens look like in rendered text."""
         self._template = _environment().from_string(read_chat_template(model_dir))
+        # The members of a group begin with the same prompt, and many environments say the same things again.
+        self._encode_once = functools.lru_cache(CACHED)(self._encode)
+        self._render_once = functools.lru_cache(CACHED)(self._render)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text; nothing is added at its ends."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return list(self._encode_once(text))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of some ids, special tokens included."""
@@ -68,19 +75,7 @@ class ChatTokenizer:
         Raises:
             ModelError: the template refuses the conversation.
         """
-        try:
-            return self._template.render(
-                messages=[_for_template(message) for message in messages],
-                tools=list(tools) or None,
-                documents=None,
-                add_generation_prompt=generation_prompt,
-                **self._special,
-            )
-        except (jinja2.TemplateError, TypeError) as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise ModelError(
-                f"the model's chat template refuses a conversation of the roles {roles}: {error}"
-            ) from error
+        return self._render_once(msgpack.packb((messages, tools)), generation_prompt)
 
     def encode_chat(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> list[int]:
         """Return the ids of the prompt that asks for the next answer."""
@@ -114,6 +109,25 @@ class ChatTokenizer:
         if end is None:  # the template opens its answers with something a message cannot hold
             return [*self.encode(_plain(message)), self.stop_token_ids[0]]
         return self.encode(text[len(prompt) : end])
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _render(self, conversation: bytes, generation_prompt: bool) -> str:
+        messages, tools = msgpack.unpackb(conversation, strict_map_key=False)
+        try:
+            return self._template.render(
+                messages=[_for_template(message) for message in messages],
+                tools=tools or None,
+                documents=None,
+                add_generation_prompt=generation_prompt,
+                **self._special,
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise ModelError(
+                f"the model's chat template refuses a conversation of the roles {roles}: {error}"
+            ) from error
 
     def end_of_turn(self, text: str, start: int) -> int | None:
         """Return the index after the first stop token's text at or after `start`; None if there is none."""

@@ -7,7 +7,7 @@ never used again, and when too many threads are lost the worker says so (`exhaus
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from agentgym.errors import AgentGymError, EnvError, EnvTimeoutError
 
@@ -35,19 +35,29 @@ class EnvCalls:
             EnvTimeoutError: it did not return within `timeout` seconds.
             EnvError: it raised; the cause is chained.
         """
-        future = self._pool.submit(function, *args)
+        future = self._pool.submit(_outcome, function, args)
         try:
             async with asyncio.timeout(timeout):
-                return await asyncio.wrap_future(future)
-        except TimeoutError as error:
-            if future.done() and future.exception() is error:  # raised inside the environment
-                raise EnvError(f"{what} raised {type(error).__name__}: {error}") from error
+                value, error = await asyncio.wrap_future(future)
+        except TimeoutError:
             raise EnvTimeoutError(f"{what} did not return within {timeout:g} s") from None
-        except AgentGymError as error:
-            raise EnvError(f"{what}: {error}") from error
-        except Exception as error:  # the boundary to code that users wrote
-            raise EnvError(f"{what} raised {type(error).__name__}: {error}") from error
         finally:
             if not future.done() and not future.cancel():
                 self._abandoned.add(future)
                 future.add_done_callback(self._abandoned.discard)
+        if error is None:
+            return cast(T, value)
+        if isinstance(error, AgentGymError):
+            raise EnvError(f"{what}: {error}") from error
+        raise EnvError(f"{what} raised {type(error).__name__}: {error}") from error
+
+
+def _outcome(function: Callable[..., T], args: tuple[Any, ...]) -> tuple[T | None, BaseException | None]:
+    """Return the value or the exception, which asyncio must not see.
+
+    A future takes some exceptions for its own: StopIteration, SystemExit, CancelledError, TimeoutError.
+    """
+    try:
+        return function(*args), None
+    except BaseException as error:  # the boundary to code that users wrote
+        return None, error

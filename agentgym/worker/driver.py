@@ -102,7 +102,9 @@ class SingleDriver:
                 f"step returned {result!r:.100}; expected (observation, reward, terminated, truncated, info)"
             )
         observation, reward, terminated, truncated, info = result
-        outcome = Outcome(SINGLE_AGENT, _reward(reward, info), _info(info), bool(truncated) and not terminated)
+        outcome = Outcome(
+            SINGLE_AGENT, _reward(reward, info), _info(info), bool(truncated) and not terminated
+        )
         if terminated or truncated:
             return State([], [outcome])
         return State([Request(SINGLE_AGENT, _messages(observation), _info(info))], [outcome])
@@ -170,7 +172,9 @@ class AECDriver(_SeatedDriver):
                     f"last() returned {result!r:.100}; expected (observation, reward, terminated, truncated, info)"
                 )
             observation, reward, terminated, truncated, info = result
-            outcomes.append(Outcome(agent, _reward(reward, info), _info(info), bool(truncated) and not terminated))
+            outcomes.append(
+                Outcome(agent, _reward(reward, info), _info(info), bool(truncated) and not terminated)
+            )
             if not (terminated or truncated):
                 return State([_seat_request(agent, observation, info)], outcomes)
             self._env.step(None)
@@ -185,6 +189,9 @@ class ParallelDriver(_SeatedDriver):
         result = self._env.reset(seed=seed)
         if not isinstance(result, tuple) or len(result) != 2:
             raise EnvError(f"reset returned {result!r:.100}; expected (observations, infos)")
+        for part in result:
+            if not isinstance(part, Mapping):
+                raise EnvError(f"reset returned {part!r:.100} in its tuple; expected dictionaries by agent")
         return State(self._requests(*result))
 
     def act(self, actions: Mapping[AgentId, Message]) -> State:
@@ -193,17 +200,24 @@ class ParallelDriver(_SeatedDriver):
         if not isinstance(result, tuple) or len(result) != 5:
             raise EnvError(f"step returned {result!r:.100}; expected five dictionaries by agent")
         observations, rewards, terminations, truncations, infos = result
+        for part in result:
+            if not isinstance(part, Mapping):
+                raise EnvError(
+                    f"step returned {part!r:.100} in its tuple; expected five dictionaries by agent"
+                )
         strangers = rewards.keys() - actions.keys()
         if strangers:
-            raise EnvError(f"step gave rewards to {sorted(strangers)}, who took no part; acting: {sorted(actions)}")
+            raise EnvError(
+                f"step gave rewards to {sorted(strangers)}, who took no part; acting: {sorted(actions)}"
+            )
         outcomes = [
             Outcome(
                 agent,
-                _reward(reward, infos.get(agent, {})),
+                _reward(rewards.get(agent, 0.0), infos.get(agent, {})),
                 _info(infos.get(agent, {})),
                 bool(truncations.get(agent)) and not terminations.get(agent),
             )
-            for agent, reward in rewards.items()
+            for agent in actions
         ]
         return State(self._requests(observations, infos), outcomes)
 
@@ -225,7 +239,9 @@ def _seat_request(agent: AgentId, observation: Any, info: Any) -> Request:
     info = _info(info)
     if isinstance(observation, Mapping):
         if "messages" not in observation:
-            raise EnvError(f"the observation of {agent!r} has keys {sorted(observation)}; expected 'messages'")
+            raise EnvError(
+                f"the observation of {agent!r} has keys {sorted(observation)}; expected 'messages'"
+            )
         if "action_mask" in observation:
             info = {**info, "action_mask": observation["action_mask"]}
         observation = observation["messages"]
@@ -234,31 +250,56 @@ def _seat_request(agent: AgentId, observation: Any, info: Any) -> Request:
 
 def _messages(observation: Any) -> list[Message]:
     if isinstance(observation, str):
-        return as_messages(observation)
+        return as_messages(_text(observation))
     if not isinstance(observation, (list, tuple)):
         raise EnvError(f"an observation is {type(observation).__name__}; expected text or a list of messages")
     for message in observation:
         if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
-            raise EnvError(f"an observation holds {message!r:.100}; expected {{'role': ..., 'content': text}}")
+            raise EnvError(
+                f"an observation holds {message!r:.100}; expected {{'role': ..., 'content': text}}"
+            )
+        _text(message["content"])
         if message.get("role") not in ("user", "tool", "system"):
-            raise EnvError(f"an observation holds a message of role {message.get('role')!r}; expected user or tool")
+            raise EnvError(
+                f"an observation holds a message of role {message.get('role')!r}; expected user or tool"
+            )
     return as_messages(observation)
 
 
+def _text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # no tokenizer and no message could take it
+        raise EnvError(f"an observation is not valid Unicode text: {error}") from error
+    return text
+
+
 def _info(info: Any) -> Info:
+    """Return an info whose three keys with a meaning mean it; see `agentgym.env`."""
     if not isinstance(info, Mapping):
         raise EnvError(f"info is {type(info).__name__}; expected a dictionary")
+    if "success" in info and not _is_number(info["success"]):
+        raise EnvError(f"info['success'] is {info['success']!r:.60}; expected a number from 0 to 1")
+    for name in ("rewards", "metrics"):
+        parts = info.get(name, {})
+        if not isinstance(parts, Mapping) or not all(
+            isinstance(key, str) and _is_number(value) for key, value in parts.items()
+        ):
+            raise EnvError(f"info[{name!r}] is {parts!r:.100}; expected a dictionary of names and numbers")
     return info
 
 
-def _reward(reward: Any, info: Any) -> float:
+def _is_number(value: Any) -> bool:
     try:
-        value = float(reward)
-    except (TypeError, ValueError):
-        value = math.nan
-    if not math.isfinite(value):
+        return math.isfinite(float(value)) and not isinstance(value, str)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def _reward(reward: Any, info: Any) -> float:
+    if not _is_number(reward):
         raise EnvError(f"the reward is {reward!r:.60}; expected a finite number")
-    parts = info.get("rewards") if isinstance(info, Mapping) else None
+    value, parts = float(reward), _info(info).get("rewards")
     if parts is not None and not math.isclose(sum(parts.values()), value, abs_tol=1e-6):
         raise EnvError(f"info['rewards'] = {parts} does not sum to the reward {value}")
     return value

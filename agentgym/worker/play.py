@@ -115,11 +115,14 @@ async def _play(
     console = Console()
     for number in range(episodes):
         lease = Lease(
-            lease_id=number, task_index=number, seed=seed + number, group_id=number, member=0, sampling_seed=number
+            lease_id=number,
+            task_index=number,
+            seed=seed + number,
+            group_id=number,
+            member=0,
+            sampling_seed=number,
         )
         rollout = Rollout(lease, driver, config=EnvConfig(id=env_id), calls=calls, make_seat=seat)
         episode = (await rollout.play()).episode
         console.print(Markdown(render_episode(episode, tokenizer.decode)))
     driver.close()
-
-

@@ -14,8 +14,9 @@ import numpy as np
 import zmq
 
 from agentgym.config import Config
+from agentgym.episode import turns_of
 from agentgym.episode_codec import encode_episode
-from agentgym.errors import RunError, WireError
+from agentgym.errors import AgentGymError, EnvError, RunError, WireError
 from agentgym.lifeline import die_with_parent
 from agentgym.log import setup_logging
 from agentgym.messages import AgentId
@@ -39,10 +40,12 @@ from agentgym.registry import EnvSpec, make, spec
 from agentgym.wire import PROTOCOL_VERSION, Channel, Packet, open_socket
 from agentgym.worker.calls import EnvCalls
 from agentgym.worker.driver import DRIVERS, Driver
-from agentgym.worker.rollout import Rollout
+from agentgym.worker.rollout import Rollout, unplayed
 from agentgym.worker.seat import Limits, Seat
 
 DEFAULT_MAX_TURNS = 32
+CLOSE_SECONDS = 5.0
+"""For an environment's `close`; the coordinator waits for its workers twice as long."""
 EXIT_EXHAUSTED = 75
 """Exit status of a worker that asks to be replaced (EX_TEMPFAIL)."""
 
@@ -62,17 +65,23 @@ class Worker:
         self._calls = EnvCalls(2 * config.workers.slots)
         self._idle: list[Driver] = []
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._unacknowledged: set[int] = set()
         self._max_model_len = config.server.max_model_len
         self._client: PolicyClient | None = None
         self._channel: Channel | None = None
         self._welcomed = asyncio.Event()
         self._ended = asyncio.Event()
+        self._refusal = ""
         self._heard = time.monotonic()
         self._turns = 0
 
     async def run(self) -> None:
-        """Work until the coordinator says drain, or falls silent."""
+        """Work until the coordinator says drain.
+
+        Raises:
+            RunError: the coordinator refuses this worker, or has fallen silent.
+        """
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = open_socket(context, zmq.DEALER)
         socket.connect(self._address)
@@ -91,7 +100,9 @@ class Worker:
                 ) from None
             self._channel.send(Ready(credits=self._config.workers.slots))
             while not self._ended.is_set():
-                self._channel.send(Heartbeat(stats={"episodes": float(len(self._tasks)), "turns": float(self._turns)}))
+                self._channel.send(
+                    Heartbeat(stats={"episodes": float(len(self._tasks)), "turns": float(self._turns)})
+                )
                 silence = time.monotonic() - self._heard
                 if silence > limits.heartbeat_timeout * 3:
                     raise RunError(f"nothing heard from the coordinator for {silence:.0f} s")
@@ -103,9 +114,22 @@ class Worker:
                         await self._ended.wait()
                 except TimeoutError:
                     pass
+            if self._refusal:
+                raise RunError(f"the coordinator at {self._address} says: {self._refusal}")
         finally:
-            self._channel.close()
-            self._client.close()
+            await self._end()
+
+    async def _end(self) -> None:
+        """Stop the plays, which nobody wants any more, and close what is open."""
+        assert self._channel is not None
+        assert self._client is not None
+        plays = list(self._tasks.values())
+        for play in plays:
+            play.cancel()
+        await asyncio.gather(*plays, return_exceptions=True)
+        await asyncio.gather(*self._closing, *map(self._close, self._idle))
+        self._channel.close()
+        self._client.close()
 
     def _receive(self, packet: Packet) -> None:
         self._heard = time.monotonic()
@@ -131,6 +155,8 @@ class Worker:
             case Error():
                 _logger.error("the coordinator answered: %s", header.text)
                 if header.fatal:
+                    self._refusal = header.text
+                    self._welcomed.set()  # nobody waits for what will not come
                     self._ended.set()
             case _:
                 _logger.warning("unexpected %r message from the coordinator", packet.kind)
@@ -141,27 +167,47 @@ class Worker:
     async def _play(self, lease: Lease) -> None:
         assert self._channel is not None
         driver: Driver | None = None
+        reusable = False
         try:
-            driver = self._idle.pop() if self._idle else await self._make_driver(lease)
-            rollout = Rollout(
-                lease, driver, config=self._config.env, calls=self._calls, make_seat=self._make_seat
-            )
-            play = await rollout.play()
-            self._turns += sum(len(t.turns) for t in play.episode.trajectories)
-            header, arrays = encode_episode(play.episode)
+            try:
+                driver = self._idle.pop() if self._idle else await self._make_driver()
+            except EnvError as failure:
+                episode = unplayed(lease, self._config.env.id, failure)
+            else:
+                rollout = Rollout(
+                    lease, driver, config=self._config.env, calls=self._calls, make_seat=self._make_seat
+                )
+                play = await rollout.play()
+                episode, reusable = play.episode, play.reusable
+            self._turns += turns_of(episode.trajectories)
+            header, arrays = encode_episode(episode)
             self._unacknowledged.add(lease.lease_id)
             self._channel.send(EpisodeDone(lease_id=lease.lease_id, episode=header), arrays)
-            if play.reusable:
-                self._idle.append(driver)
         except Exception as error:  # a lease must never be lost in silence, whatever is wrong here
             _logger.exception("lease %d could not be played", lease.lease_id)
             self._channel.send(Error(text=f"{type(error).__name__}: {error}", fatal=True))
         finally:
             self._tasks.pop(lease.lease_id, None)
+            if driver is not None:
+                self._put_back(driver, reusable)
             self._channel.send(Ready(credits=1))
 
-    async def _make_driver(self, lease: Lease) -> Driver:
-        del lease
+    def _put_back(self, driver: Driver, reusable: bool) -> None:
+        """Keep an environment for the next lease, or close it where its state is unknown."""
+        if reusable:
+            self._idle.append(driver)
+        else:
+            task = asyncio.create_task(self._close(driver))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def _close(self, driver: Driver) -> None:
+        try:
+            await self._calls.run("close", CLOSE_SECONDS, driver.close)
+        except EnvError as error:
+            _logger.warning("an environment was left behind: %s", error)
+
+    async def _make_driver(self) -> Driver:
         env = await self._calls.run(
             f"making {self._config.env.id}",
             self._config.env.reset_timeout,
@@ -214,6 +260,11 @@ def main(config: Config, *, name: str, coordinator: str, parent_pid: int | None)
     # Environments that draw from the process-global generators at least start from a known state.
     random.seed(config.run.seed)
     np.random.seed(config.run.seed)
-    asyncio.run(Worker(config, name=name, coordinator=coordinator).run())
+    status = 0
+    try:
+        asyncio.run(Worker(config, name=name, coordinator=coordinator).run())
+    except AgentGymError as error:
+        _logger.error("%s: %s", type(error).__name__, error)
+        status = 1
     logging.shutdown()
-    os._exit(0)  # threads that never returned must not keep the process
+    os._exit(status)  # threads that never returned must not keep the process

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from agentgym.config import EnvConfig
 from agentgym.episode import EndReason, Episode
-from agentgym.errors import EnvError, PolicyError
+from agentgym.errors import EnvError, IntegrityError, ModelError, PolicyError
 from agentgym.messages import AgentId, Message
 from agentgym.protocol import Lease
 from agentgym.worker.calls import EnvCalls
@@ -27,6 +27,20 @@ class Play:
     episode: Episode
     reusable: bool
     """Whether the environment may be used again: False after a failure or a timeout."""
+
+
+def unplayed(lease: Lease, env_id: str, failure: EnvError) -> Episode:
+    """Return the failed episode of a lease whose environment could not be made."""
+    return Episode(
+        env_id=env_id,
+        task_index=lease.task_index,
+        seed=lease.seed,
+        group_id=lease.group_id,
+        member=lease.member,
+        end_reason=EndReason.ENV_FAILED,
+        trajectories=(),
+        error=f"{env_id}: {failure}",
+    )
 
 
 class Rollout:
@@ -59,7 +73,9 @@ class Rollout:
                 reason = await self._turns()
         except EnvError as failure:  # before TimeoutError, which EnvTimeoutError is too
             reason, error = EndReason.ENV_FAILED, f"{self._config.id}: {failure}"
-        except PolicyError as failure:
+        except ModelError as failure:  # the chat template refuses what the environment said
+            reason, error = EndReason.ENV_FAILED, f"{self._config.id}: {failure}"
+        except (PolicyError, IntegrityError) as failure:  # no answer, or one that does not fit to its prompt
             reason, error = EndReason.POLICY_FAILED, str(failure)
         except TimeoutError:
             reason = EndReason.TIMEOUT
@@ -81,7 +97,9 @@ class Rollout:
         return Play(episode, reusable=clean)
 
     async def _turns(self) -> EndReason:
-        state = await self._calls.run("reset", self._config.reset_timeout, self._driver.reset, self._lease.seed)
+        state = await self._calls.run(
+            "reset", self._config.reset_timeout, self._driver.reset, self._lease.seed
+        )
         self._credit(state.outcomes)
         truncated = False
         while not state.over:
@@ -102,10 +120,12 @@ class Rollout:
         answers = await asyncio.gather(
             *(self._seat(r.agent).answer(r.messages, r.info) for r in requests), return_exceptions=True
         )
-        for answer in answers:
+        by_agent: dict[AgentId, Message | EndReason] = {}
+        for request, answer in zip(requests, answers, strict=True):
             if isinstance(answer, BaseException):
                 raise answer
-        return {r.agent: answer for r, answer in zip(requests, answers, strict=True)}
+            by_agent[request.agent] = answer
+        return by_agent
 
     def _seat(self, agent: AgentId) -> Seat:
         if agent not in self._seats:

@@ -133,14 +133,22 @@ class Seat:
             self._conversation.append_messages(new)
         return self._conversation
 
-    def _scripted(self, player: ScriptedPolicy, conversation: Conversation, info: Mapping[str, Any]) -> Message:
+    def _scripted(
+        self, player: ScriptedPolicy, conversation: Conversation, info: Mapping[str, Any]
+    ) -> Message:
         try:
             message = player.act(list(conversation.messages), self._tools, dict(info))
         except Exception as error:  # the boundary to code that users wrote
             raise PolicyError(f"policy {self._policy!r} raised {type(error).__name__}: {error}") from error
+        if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
+            raise PolicyError(
+                f"policy {self._policy!r} answered {message!r:.100}; expected {{'role': 'assistant', 'content': text}}"
+            )
         tokens = self._tokenizer.encode_answer(message)
         unsampled = np.full(len(tokens), NOT_SAMPLED, np.int32)
-        span = conversation.append_sampled(tokens, np.zeros(len(tokens)), unsampled, message=message)
+        span = conversation.append_sampled(
+            tokens, np.zeros(len(tokens), np.float32), unsampled, message=message
+        )
         self._turns.append(_Draft(span, message, "scripted"))
         return message
 
@@ -151,8 +159,16 @@ class Seat:
             return EndReason.CONTEXT if self._limits.context else EndReason.MAX_TOKENS
         sampling = replace(self._sampling, max_tokens=min(self._sampling.max_tokens, room))
         completion = await self._complete(player, prompt, sampling, routes_start)
+        if completion.finish_reason == "abort" or not len(completion.tokens):
+            raise PolicyError(
+                f"policy {self._policy!r}: the server broke the answer off; the episode is lost"
+            )
         span = conversation.append_sampled(
-            completion.tokens, completion.logprobs, completion.versions, completion.routes, routes_start
+            completion.tokens.tolist(),
+            completion.logprobs,
+            completion.versions,
+            completion.routes,
+            routes_start,
         )
         message = conversation.messages[-1]
         self._turns.append(_Draft(span, message, completion.finish_reason, completion.seconds))

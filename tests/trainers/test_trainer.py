@@ -41,6 +41,16 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(
     assert [{**one, "seconds": 0} for one in metrics] == [{**one, "seconds": 0} for one in again]
 
 
+def test_only_tokens_of_the_weights_before_the_step_count_as_mismatch(
+    hf_model: Callable[..., Path], tmp_path: Path
+):
+    trainer = trainer_of(tmp_path, hf_model("Qwen3Moe"))  # the samples are of version 0
+    assert "mismatch" in train(trainer, 1).metrics
+    later = train(trainer, 2).metrics
+    assert "mismatch" not in later
+    assert "mismatch_all" in later
+
+
 def test_published_weights_are_those_of_the_version_in_their_name(
     hf_model: Callable[..., Path], tmp_path: Path
 ):

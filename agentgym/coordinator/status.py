@@ -1,0 +1,48 @@
+"""How a run stands: its numbers, and who is waited for."""
+
+from agentgym.coordinator.dispatcher import Dispatcher
+from agentgym.coordinator.peers import Peers
+from agentgym.coordinator.supervisor import Supervisor
+
+
+def run_numbers(dispatcher: Dispatcher, supervisor: Supervisor) -> dict[str, float]:
+    """Return the numbers of the system as it is now, by TensorBoard tag."""
+    leases, groups = dispatcher.leases, dispatcher.groups
+    numbers = {
+        "system/queue/waiting": float(leases.waiting),
+        "system/queue/playing": float(leases.playing),
+        "system/queue/open_groups": float(groups.open),
+        "system/queue/ready_groups": float(groups.ready),
+        "system/restarts": float(sum(child.restarts for child in supervisor.children.values())),
+    }
+    for prefix, counts in (
+        ("leases", leases.counts),
+        ("groups", groups.counts),
+        ("episodes", dispatcher.counts),
+    ):
+        for name, count in counts.items():
+            numbers[f"system/{prefix}/{name}"] = float(count)
+    for child in supervisor.children.values():
+        for name, value in child.stats.items():
+            numbers[f"system/{child.name}/{name}"] = value
+    return numbers
+
+
+def waiting_for(peers: Peers, dispatcher: Dispatcher, supervisor: Supervisor, *, training: int | None) -> str:
+    """Say who is waited for; `training` is the step that the trainer works on, if it does."""
+    if peers.trainer is None:
+        return f"the trainer has not said hello\n{supervisor.last_words('trainer')}"
+    if training is not None:
+        return f"the trainer works on step {training}\n{supervisor.last_words('trainer')}"
+    if not peers.workers:
+        return "no worker is connected"
+    loading = [server.name for server in peers.servers.values() if server.loading is not None]
+    if loading:
+        return f"{', '.join(loading)} is loading weights"
+    leases, groups = dispatcher.leases, dispatcher.groups
+    if not peers.servers and not leases.playing:
+        return "no policy server is ready"
+    return (
+        f"{leases.playing} episodes are being played and {leases.waiting} wait, {groups.open} groups are open, "
+        f"{groups.ready} ready; last failure: {dispatcher.last_error or 'none'}"
+    )

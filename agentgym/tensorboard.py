@@ -1,0 +1,64 @@
+"""TensorBoard's event files, written with the `tensorboard` package alone: tensorboardX would load torch."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.histogram_pb2 import HistogramProto
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+
+class TensorBoard:
+    """Writes the event files of a run; a resumed run goes on in the same curves."""
+
+    def __init__(self, directory: Path, *, first_step: int = 0) -> None:
+        """Open a new event file; TensorBoard discards what earlier ones hold from `first_step` on."""
+        self._writer = EventFileWriter(str(directory), flush_secs=10)
+        if first_step > 0:
+            start = SessionLog(status=SessionLog.START)
+            self._writer.add_event(Event(wall_time=time.time(), step=first_step, session_log=start))
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Write numbers."""
+        self._add(step, *(Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()))
+
+    def histogram(self, tag: str, values: NDArray[np.generic], step: int) -> None:
+        """Write a distribution; nothing if there is no value."""
+        if len(values):
+            values = values.astype(np.float64)
+            counts, edges = np.histogram(values, bins=30)
+            histo = HistogramProto(
+                min=values.min(),
+                max=values.max(),
+                num=len(values),
+                sum=values.sum(),
+                sum_squares=np.square(values).sum(),
+                bucket_limit=edges[1:],
+                bucket=counts,
+            )
+            self._add(step, Summary.Value(tag=tag, histo=histo))
+
+    def text(self, tag: str, text: str, step: int) -> None:
+        """Write Markdown."""
+        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+        tensor = TensorProto(dtype=DT_STRING, tensor_shape=shape, string_val=[text.encode()])
+        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        self._add(step, Summary.Value(tag=tag, metadata=metadata, tensor=tensor))
+
+    def _add(self, step: int, *values: Summary.Value) -> None:
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()
