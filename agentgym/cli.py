@@ -35,7 +35,7 @@ def train(
     """Train the policy of a configuration in its environment."""
     from rich.console import Console
 
-    from agentgym.config import load_config
+    from agentgym.config_file import load_config
     from agentgym.coordinator.train import train as run
 
     run(load_config(config, overrides or []), resume=resume, console=Console(soft_wrap=True))
@@ -49,7 +49,7 @@ def worker(
     parent_pid: ParentPid = None,
 ) -> None:
     """Play episodes for a coordinator; `agentgym train` starts its own workers."""
-    from agentgym.config import load_config
+    from agentgym.config_file import load_config
     from agentgym.worker.process import main as run
 
     run(load_config(config), name=name, coordinator=coordinator, parent_pid=parent_pid)
@@ -67,7 +67,8 @@ def serve(
     parent_pid: ParentPid = None,
 ) -> None:
     """Serve a policy with vLLM; `agentgym train` starts its own servers."""
-    from agentgym.config import ServerConfig, load_config
+    from agentgym.config import ServerConfig
+    from agentgym.config_file import load_config
     from agentgym.errors import ConfigError
     from agentgym.log import setup_logging
     from agentgym.policy.server import run_server

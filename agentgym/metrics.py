@@ -3,7 +3,7 @@
 episode/*          of the trained agents in the batch of a step, and agent/<env>/<agent>/* of each alone
 train/*, policy/*  the optimizer step and how old its tokens were
 system/*           throughput, busy shares, queues, failures
-warmup/*           the supervised steps before reinforcement learning
+warmup/*           the supervised steps before reinforcement learning, at negative steps up to 0
 """
 
 from collections import Counter, defaultdict

@@ -18,10 +18,10 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 class TensorBoard:
     """Writes the event files of a run; a resumed run goes on in the same curves."""
 
-    def __init__(self, directory: Path, *, first_step: int = 0) -> None:
+    def __init__(self, directory: Path, *, first_step: int | None = None) -> None:
         """Open a new event file; TensorBoard discards what earlier ones hold from `first_step` on."""
         self._writer = EventFileWriter(str(directory), flush_secs=10)
-        if first_step > 0:
+        if first_step is not None:
             start = SessionLog(status=SessionLog.START)
             self._writer.add_event(Event(wall_time=time.time(), step=first_step, session_log=start))
 

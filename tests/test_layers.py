@@ -21,7 +21,7 @@ LAYERS = [
     "errors lifeline log messages protocol weights",
     # records, settings, what crosses a socket
     "config episode model registry spaces wire",
-    "batch episode_codec metrics tensorboard",
+    "batch config_file episode_codec metrics tensorboard",
     # environments and their tools
     "env tool_schema",
     "tools wrappers",
@@ -52,7 +52,9 @@ ALLOWED = {
     ("agentgym", "agentgym_trainers"): "",
     ("agentgym_envs", "agentgym"): "env errors messages registry spaces tools wrappers policy.scripted",
     ("agentgym_envs", "agentgym_trainers"): "",
-    ("agentgym_trainers", "agentgym"): "batch config episode errors lifeline log model protocol weights wire",
+    ("agentgym_trainers", "agentgym"): (
+        "batch config config_file episode errors lifeline log model protocol weights wire"
+    ),
     ("agentgym_trainers", "agentgym_envs"): "",
 }
 

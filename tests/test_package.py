@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import agentgym
-from agentgym.config import load_config
+from agentgym.config_file import load_config
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "vllm", "megatron", "transformers")

@@ -338,7 +338,7 @@ class Coordinator:
                     f"{name} was silent for {limits.heartbeat_timeout:g} s; its {held} episodes are played again"
                 )
         for lease_id, identity in self._dispatcher.watch(now):
-            _logger.warning("lease %d is overdue at %s; it is issued again", lease_id, identity.hex())
+            _logger.warning("lease %d at %s is overdue or no longer wanted", lease_id, identity.hex())
             self._channel.send(Cancel(lease_id=lease_id), to=identity)
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + limits.heartbeat_interval

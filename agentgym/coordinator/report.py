@@ -1,4 +1,8 @@
-"""What a run says while it goes: a line per step on the terminal, everything in TensorBoard."""
+"""What a run says while it goes: a line per step on the terminal, everything in TensorBoard.
+
+TensorBoard has one clock: step 0 is the last one of the warm-up, whose earlier steps are negative. A resumed run
+discards what lies ahead of it there, and nothing else.
+"""
 
 import logging
 import time
@@ -76,7 +80,7 @@ class Reporter:
         """Record the episodes of a step."""
         if step.warmup != self._warmup:
             self._begin_phase(step)
-        number = step.number if step.warmup else step.number - self._schedule.warmup_steps
+        number = step.number - self._schedule.warmup_steps
         metrics = episode_metrics(assembled.episodes)
         self.last_episode_metrics = metrics
         if step.warmup:
@@ -125,7 +129,7 @@ class Reporter:
                 "system/busy/trainer": rates.trainer_busy,
                 "system/busy/engine": sum(engine) / len(engine) if engine else 0.0,
             }
-        self._tensorboard.scalars(values, number)
+        self._tensorboard.scalars(values, step.number - self._schedule.warmup_steps)
         self._tensorboard.flush()
         last = self._schedule.phase_end(step.number)
         # In the warm-up steps are short: a line a second is enough.

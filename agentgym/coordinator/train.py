@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agentgym.config import Config, save_config
+from agentgym.config import Config
+from agentgym.config_file import save_config
 from agentgym.coordinator.launch import Places, launch_all, read_state
 from agentgym.coordinator.process import Coordinator
 from agentgym.coordinator.report import Reporter
@@ -45,8 +46,8 @@ def train(config: Config, *, resume: bool, console: Console) -> None:
     with _places(run_dir) as places:
         setup_logging("coordinator", file=places.logs / "coordinator.log")
         schedule = Schedule(config)
-        learned = max(0, done - config.warmup.steps)
-        board = TensorBoard(places.tensorboard, first_step=learned + 1 if resume else 0)
+        first_step = done + 1 - config.warmup.steps  # step 0 is the last one of the warm-up
+        board = TensorBoard(places.tensorboard, first_step=first_step if resume else None)
         limits = config.coordinator
         supervisor = Supervisor(
             logs=places.logs,

@@ -15,7 +15,7 @@ import zmq
 from safetensors import safe_open
 from trainer_builders import batch_of, config_of, samples_of, write_hf_model
 
-from agentgym.config import save_config
+from agentgym.config_file import save_config
 from agentgym.protocol import BatchRequest, Drain, Error, Header, Heartbeat, Hello, StepDone, Welcome
 from agentgym.wire import Packet, open_socket, pack, unpack
 

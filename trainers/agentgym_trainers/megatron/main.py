@@ -16,7 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentgym.config import Config, load_config
+from agentgym.config import Config
+from agentgym.config_file import load_config
 from agentgym.errors import RunError
 from agentgym.lifeline import die_with_parent
 from agentgym.log import setup_logging
