@@ -121,7 +121,7 @@ class AlgorithmConfig(Section):
     entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the entropy bonus."""
     tis_cap: Annotated[float, Field(gt=0)] | None = None
-    """Truncated importance sampling: the loss is multiplied by min(pi_old / pi_rollout, cap). None: off."""
+    """Truncated importance sampling: the loss is multiplied by min(pi_old / pi_rollout, cap); for ppo_clip. None: off."""
 
 
 class TrainerConfig(Section):
@@ -268,6 +268,8 @@ class Config(Section):
                 f"algorithm.advantage = {self.algorithm.advantage!r} compares the members of a group; "
                 "set rollout.group_size >= 2"
             )
+        if self.algorithm.loss == "dppo_tv" and self.algorithm.tis_cap is not None:
+            raise ValueError("algorithm.tis_cap does not go with dppo_tv, whose ratio is to the rollout policy already")
         sampling = self.sampling
         if self.run.steps and (sampling.temperature == 0 or sampling.top_p < 1 or sampling.top_k > 0):
             raise ValueError(

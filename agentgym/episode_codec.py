@@ -1,7 +1,7 @@
 """An episode as a message: a header of plain values and the trajectories' arrays, concatenated along the tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ def encode_episode(episode: Episode) -> tuple[dict[str, Any], dict[str, NDArray[
                 "branch": t.branch,
                 "length": len(t.tokens),
                 "routed": t.routes is not None,
-                "turns": [asdict(turn) for turn in t.turns],
+                "turns": [{name: getattr(turn, name) for name in TURN_FIELDS} for turn in t.turns],
             }
             for t in trajectories
         ],

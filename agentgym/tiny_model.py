@@ -76,7 +76,7 @@ class TinyModel:
     rope_theta: float = 10_000.0
     tied: bool = False
     """Share the matrix of the input embedding with the output layer."""
-    init_std: float = 0.02
+    init_std: float = 0.05
     """Standard deviation of all matrices; norms start at 1."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from typing_extensions import TypeIs
 
 from agentgym.episode import NOT_SAMPLED, EndReason, Trajectory, Turn
 from agentgym.errors import PolicyError, PolicyUnavailableError
@@ -82,7 +83,7 @@ class Seat:
         if len(self._turns) >= self._limits.max_turns:
             return EndReason.MAX_TURNS
         conversation = self._hear(new)
-        if isinstance(self._player, ScriptedPolicy):
+        if _is_scripted(self._player):
             return self._scripted(self._player, conversation, info)
         return await self._sampled(self._player, conversation)
 
@@ -187,3 +188,7 @@ class Seat:
                 if left <= RETRY_SECONDS:
                     raise
             await asyncio.sleep(RETRY_SECONDS)
+
+
+def _is_scripted(player: Policy | ScriptedPolicy) -> TypeIs[ScriptedPolicy]:
+    return hasattr(player, "act")  # isinstance on a protocol costs more than a scripted answer

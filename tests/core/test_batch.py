@@ -1,0 +1,81 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from builders import trajectory_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentgym.batch import Sample, concatenate, pack_microbatches, split
+from agentgym.errors import IntegrityError
+
+
+def sample_of(turns: int, *, routes: bool = True) -> Sample:
+    """The sample of a trajectory with this many turns, whose first turn is too old to be trained."""
+    trajectory = trajectory_of([1.0] * turns, routes=routes)
+    trained = trajectory.loss_mask & (np.arange(len(trajectory.tokens)) > 5)
+    return Sample(
+        tokens=trajectory.tokens,
+        loss_mask=trained,
+        logprobs=trajectory.logprobs,
+        versions=trajectory.versions,
+        routes=trajectory.routes,
+        advantages=np.where(trained, 0.5, 0).astype(np.float32),
+        weights=np.where(trained, 0.1, 0).astype(np.float32),
+        checksum=trajectory.checksum(),
+        sampled=trajectory.loss_mask,
+    )
+
+
+@pytest.mark.parametrize("routes", [True, False])
+def test_samples_survive_the_concatenation(routes: bool) -> None:
+    samples = [sample_of(turns, routes=routes) for turns in (1, 3, 2)]
+    arrays = {name: array for name, array in concatenate(samples).items() if array is not None}
+    assert ("routes" in arrays) == routes
+    back = split(arrays, [len(s.tokens) for s in samples], [s.checksum for s in samples])
+    for mine, theirs in zip(back, samples, strict=True):
+        mine.verify()
+        for name in Sample.__dataclass_fields__:
+            np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
+
+
+@pytest.mark.parametrize("name", ["tokens", "sampled", "logprobs", "versions", "routes"])
+def test_a_sample_that_was_changed_on_the_way_is_found(name: str) -> None:
+    sample = sample_of(2)
+    changed = getattr(sample, name).copy()
+    changed.flat[4] = not changed.flat[4]
+    with pytest.raises(IntegrityError, match=r"a trajectory of 10 tokens has checksum .* changed on the way"):
+        replace(sample, **{name: changed}).verify()
+
+
+def test_what_the_coordinator_adds_is_not_part_of_the_checksum() -> None:
+    sample = sample_of(2)
+    replace(sample, advantages=sample.advantages * 2, loss_mask=sample.loss_mask & False).verify()
+
+
+def test_a_batch_whose_arrays_do_not_fit_is_refused() -> None:
+    samples = [sample_of(1), sample_of(2)]
+    arrays = {name: array for name, array in concatenate(samples).items() if array is not None}
+    sums = [s.checksum for s in samples]
+    with pytest.raises(IntegrityError, match=r"a batch of 15 tokens lacks \['weights'\]; of other lengths: \[\]"):
+        split({name: array for name, array in arrays.items() if name != "weights"}, [5, 10], sums)
+    with pytest.raises(IntegrityError, match=r"of other lengths: \['tokens'\]"):
+        split({**arrays, "tokens": arrays["tokens"][1:]}, [5, 10], sums)
+    with pytest.raises(IntegrityError, match="a batch of 15 tokens"):
+        split(arrays, [5, 10], sums[:1])
+
+
+def test_microbatches_are_filled_with_the_longest_samples_first() -> None:
+    assert pack_microbatches([2, 7, 3, 5, 1], 8) == [[1, 4], [3, 2], [0]]
+    assert pack_microbatches([20, 1], 8) == [[0], [1]]
+    assert pack_microbatches([], 8) == []
+
+
+@given(lengths=st.lists(st.integers(1, 40), max_size=40), budget=st.integers(1, 60))
+def test_every_sample_is_in_one_microbatch_within_the_budget(lengths: list[int], budget: int) -> None:
+    packed = pack_microbatches(lengths, budget)
+    assert sorted(index for part in packed for index in part) == list(range(len(lengths)))
+    assert all(len(part) == 1 or sum(lengths[i] for i in part) <= budget for part in packed)
+    # First fit: no two microbatches would have fitted into one.
+    sums = [sum(lengths[i] for i in part) for part in packed]
+    assert all(a + b > budget for n, a in enumerate(sums) for b in sums[n + 1 :])

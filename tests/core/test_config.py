@@ -1,0 +1,181 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import config_of
+
+from agentgym.config import Config
+from agentgym.config_file import all_keys, load_config, save_config
+from agentgym.errors import ConfigError
+
+CONFIGS = sorted((Path(__file__).parents[2] / "scripts/configs").glob("*.toml"))
+SMALLEST = """
+[env]
+id = "agentgym/GuessNumber-v0"
+[policies.learner]
+model = "models/tiny"
+"""
+
+
+def toml(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def load(folder: Path, extra: str = "", *overrides: str) -> Config:
+    return load_config(toml(folder, SMALLEST + extra), overrides)
+
+
+def test_the_smallest_configuration_has_defaults_for_the_rest(tmp_path: Path) -> None:
+    config = load(tmp_path)
+    assert config == config_of(model="models/tiny")
+    assert (config.learner, config.model, config.run_dir) == ("learner", Path("models/tiny"), Path("runs/run"))
+    assert config.episodes_per_step == config.rollout.tasks_per_step * config.rollout.group_size
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ("[run]\nsteeps = 5", "unknown key 'run.steeps'; did you mean 'steps'?"),
+        ("[rolout]\ngroup_size = 4", "unknown key 'rolout'; did you mean 'rollout'?"),
+        ("[policies.learner2]\nmodell = 'x'", "unknown key 'policies.learner2.modell'; did you mean 'model'?"),
+        ("[run]\nqqqqqq = 5", "unknown key 'run.qqqqqq'; known here: dir, name, seed, steps"),
+        ("[run]\ngroup_size = 5", "unknown key 'run.group_size'; did you mean 'rollout.group_size'?"),
+        ("[run]\nsteps = 'many'", "run.steps: Input should be a valid integer.*(found 'many')"),
+        ("[run]\nsteps = -1", "run.steps: Input should be greater than or equal to 0 (found -1)"),
+        ("[run]\nname = '../out'", "run.name: String should match pattern"),
+        ("[rollout]\ngroup_size = [2]", "rollout.group_size: Input should be a valid integer"),
+        ("[sampling]\ntop_p = 0", "sampling.top_p: Input should be greater than 0 (found 0)"),
+        ("[algorithm]\nloss = 'reinforce'", "algorithm.loss: Input should be 'dppo_tv' or 'ppo_clip'"),
+        ("[policies]\nopponent = 3", "policies.opponent: Input should be a valid dictionary"),
+        ("[policies.both]\nmodel = 'x'\nscripted = 'y'", "policies.both: give exactly one of `model` and `scripted`"),
+        ("[policies.neither]", "policies.neither: give exactly one of `model` and `scripted`"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named_with_what_would_be_right(tmp_path: Path, extra: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, extra)
+    for part in message.split(".*"):
+        assert part in str(caught.value)
+    assert str(tmp_path / "run.toml") in str(caught.value)
+
+
+def test_every_problem_of_a_file_is_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, "[run]\nsteps = 'x'\nseeed = 1\n[workers]\nslots = 0")
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"env is required and was not given\n  policies is required"):
+        load_config(toml(tmp_path, ""))
+    with pytest.raises(ConfigError, match=r"env\.id is required and was not given"):
+        load_config(toml(tmp_path, "[env]\n[policies.learner]\nmodel = 'x'"))
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"policies_to_train": []}, r"policies_to_train = \[\]: name exactly one policy"),
+        ({"policies_to_train": ["learner", "other"]}, "name exactly one policy"),
+        ({"policies_to_train": ["pupil"]}, r"names 'pupil'; set policies\.pupil\.model"),
+        ({"policies": {"learner": {"scripted": "random"}}}, r"set policies\.learner\.model"),
+        ({"policy_mapping": {"a": "boss"}}, r"policy_mapping\.a = 'boss'; known policies: \['learner'\]"),
+        (
+            {"policies": {"b": {"model": "m"}}, "policy_mapping": {"a": "b"}},
+            r"policies\.b has a model but is not in policies_to_train",
+        ),
+        ({"rollout": {"group_size": 1}}, r"'group_mean' compares the members of a group; set rollout\.group_size >= 2"),
+        ({"server": {"max_model_len": 32}}, r"sampling\.max_tokens = 32 leaves no room for a prompt"),
+    ],
+)
+def test_sections_that_contradict_each_other_are_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config_of(**sections)
+
+
+def test_a_group_of_one_is_allowed_where_nothing_is_compared_in_it() -> None:
+    assert config_of(rollout={"group_size": 1}, algorithm={"advantage": "turn_batch_mean"})
+    assert config_of(rollout={"group_size": 1}, run={"steps": 0})
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("run.steps=20", "run", "steps", 20),
+        ("run.steps = 20", "run", "steps", 20),
+        ("run.name=second", "run", "name", "second"),
+        ("run.name='second'", "run", "name", "second"),
+        ("run.dir=/tmp/a=b", "run", "dir", "/tmp/a=b"),
+        ("trainer.learning_rate=1e-4", "trainer", "learning_rate", 1e-4),
+        ("trainer.router_replay=false", "trainer", "router_replay", False),
+        ("env.kwargs={low = 3, words = ['a']}", "env", "kwargs", {"low": 3, "words": ["a"]}),
+        ("env.kwargs.deep.low=3", "env", "kwargs", {"deep": {"low": 3}}),
+    ],
+)
+def test_an_override_takes_toml_values_and_bare_words(
+    tmp_path: Path, override: str, section: str, key: str, value: Any
+) -> None:
+    assert getattr(getattr(load(tmp_path, "", override), section), key) == value
+
+
+def test_overrides_reach_dictionaries_and_lists_and_the_last_one_wins(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        "",
+        "policies.foe.scripted=random",
+        "policy_mapping.player_2=foe",
+        "policies_to_train=['learner']",
+        "run.seed=3",
+        "run.seed=4",
+    )
+    assert (config.policies["foe"].scripted, config.policy_mapping) == ("random", {"player_2": "foe"})
+    assert config.run.seed == 4
+
+
+@pytest.mark.parametrize("override", ["run.steps", "=3", "run..steps=3", ".steps=3", "", "run.=1"])
+def test_an_override_of_another_form_says_the_right_one(tmp_path: Path, override: str) -> None:
+    with pytest.raises(ConfigError, match=r"not of the form section\.key=value, as in run\.steps=20"):
+        load(tmp_path, "", override)
+
+
+def test_an_override_below_a_value_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'id' is a value, not a section"):
+        load(tmp_path, "", "env.id.name=3")
+
+
+def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the configuration .*No such file"):
+        load_config(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="cannot read the configuration .*directory"):
+        load_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"is not valid TOML: .*line 1"):
+        load_config(toml(tmp_path, "[run"))
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(ConfigError, match="is not valid JSON"):
+        load_config(tmp_path / "a.json")
+    (tmp_path / "b.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not a text file"):
+        load_config(tmp_path / "b.toml")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_resolved_settings_are_read_back_as_they_were(tmp_path: Path, path: Path) -> None:
+    config = load_config(path, ["env.kwargs={a = [1, {b = 'c'}]}", "algorithm.tis_cap=2.5"])
+    save_config(config, tmp_path / "config.json")
+    assert load_config(tmp_path / "config.json") == config
+    assert json.loads((tmp_path / "config.json").read_text())["algorithm"]["tis_cap"] == 2.5
+
+
+def test_every_key_has_a_description() -> None:
+    keys = dict(all_keys())
+    assert [key for key, field in keys.items() if not field.description] == []
+    assert {"run.steps", "env.id", "policies.NAME.model", "policies_to_train", "policy_mapping"} <= keys.keys()
+    assert len(keys) > 70
+
+
+def test_settings_cannot_be_changed_by_the_processes_that_read_them() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        config_of().run.steps = 3  # type: ignore[misc]
