@@ -14,6 +14,7 @@ from agentgym.errors import IntegrityError, WireError
 PER_TOKEN = {"tokens": "int32", "loss_mask": "bool", "logprobs": "float32", "versions": "int32"}
 """The arrays [K] of every trajectory, and their dtypes."""
 ROUTES = ("uint8", "uint16")
+TURN_FIELDS = tuple(field.name for field in fields(Turn))
 
 
 class _TrajectoryFields(BaseModel):

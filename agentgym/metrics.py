@@ -51,7 +51,7 @@ def _play(trajectories: Sequence[Trajectory], metrics: Mapping[str, float]) -> d
     for turn in turns:
         for name, value in turn.rewards.items():
             values[f"reward/{name}"] = values.get(f"reward/{name}", 0.0) + value
-    return values | dict(metrics)
+    return {**metrics, **values}  # a metric of the environment hides none of ours
 
 
 def _tag(env_id: str) -> str:

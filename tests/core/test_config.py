@@ -151,8 +151,8 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
         load_config(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="cannot read the configuration .*directory"):
         load_config(tmp_path)
-    with pytest.raises(ConfigError, match=r"is not valid TOML: .*line 1"):
-        load_config(toml(tmp_path, "[run"))
+    with pytest.raises(ConfigError, match=r"is not valid TOML: .*line 2"):
+        load_config(toml(tmp_path, "[run]\nsteps = = 3"))
     (tmp_path / "a.json").write_text("{")
     with pytest.raises(ConfigError, match="is not valid JSON"):
         load_config(tmp_path / "a.json")
@@ -163,10 +163,10 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_the_resolved_settings_are_read_back_as_they_were(tmp_path: Path, path: Path) -> None:
-    config = load_config(path, ["env.kwargs={a = [1, {b = 'c'}]}", "algorithm.tis_cap=2.5"])
+    config = load_config(path, ["env.kwargs={a = [1, {b = 'c'}]}", "algorithm.clip_low=0.3"])
     save_config(config, tmp_path / "config.json")
     assert load_config(tmp_path / "config.json") == config
-    assert json.loads((tmp_path / "config.json").read_text())["algorithm"]["tis_cap"] == 2.5
+    assert json.loads((tmp_path / "config.json").read_text())["algorithm"]["clip_low"] == 0.3
 
 
 def test_every_key_has_a_description() -> None:

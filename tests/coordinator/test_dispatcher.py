@@ -1,0 +1,265 @@
+from typing import Any
+
+import pytest
+from builders import config_of, episode_of
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from agentgym.config import Config
+from agentgym.coordinator.dispatcher import Dispatcher
+from agentgym.coordinator.schedule import Schedule, Step
+from agentgym.episode import EndReason, Episode
+from agentgym.errors import RunError
+from agentgym.protocol import Lease
+
+TASKS, MEMBERS, STALENESS = 3, 2, 1
+WORKER = b"worker"
+
+
+def small_config(**sections: Any) -> Config:
+    rollout = {"tasks_per_step": TASKS, "group_size": MEMBERS, "max_staleness": STALENESS, "group_timeout": 10.0}
+    return config_of(rollout=rollout, coordinator={"max_retries": 2}, **sections)
+
+
+def filled(config: Config | None = None, **top_up: int) -> tuple[Dispatcher, Step]:
+    """A dispatcher whose capacity for step 1 is used."""
+    config = config or small_config()
+    dispatcher, step = Dispatcher(config), Schedule(config).step(1)
+    dispatcher.top_up(step, **{"steps_left": 100, "in_training": 0, **top_up})
+    return dispatcher, step
+
+
+def issued(dispatcher: Dispatcher, count: int, worker: bytes = WORKER) -> list[Lease]:
+    leases = [dispatcher.issue(worker, 0.0) for _ in range(count)]
+    assert None not in leases
+    return [lease for lease in leases if lease]
+
+
+def answer(lease: Lease, end: EndReason = EndReason.TERMINATED) -> Episode:
+    return episode_of(group=lease.group_id, member=lease.member, task_index=lease.task_index, end=end, error="why")
+
+
+def test_groups_are_opened_up_to_the_capacity_and_to_what_is_left() -> None:
+    assert filled()[0].groups.open == TASKS * (STALENESS + 1)
+    assert filled(in_training=TASKS)[0].groups.open == TASKS
+    assert filled(steps_left=1)[0].groups.open == TASKS
+    assert filled(in_training=100)[0].groups.open == 0
+
+
+def test_members_of_a_group_play_the_same_task_with_seeds_of_their_own() -> None:
+    dispatcher, _ = filled()
+    first, second, third = issued(dispatcher, 3)
+    assert (first.seed, first.task_index, first.group_id) == (second.seed, second.task_index, second.group_id)
+    assert (first.member, second.member) == (0, 1)
+    assert first.sampling_seed != second.sampling_seed
+    assert third.seed != first.seed
+    assert first.policies == {}
+
+
+def test_warm_up_leases_name_the_teacher() -> None:
+    dispatcher, _ = filled(small_config(warmup={"steps": 1, "policy": "expert"}))
+    assert issued(dispatcher, 1)[0].policies == {"*": "expert"}
+
+
+def test_a_step_is_taken_when_all_of_its_groups_are_ready() -> None:
+    dispatcher, step = filled()
+    leases = issued(dispatcher, TASKS * MEMBERS)
+    for lease in leases[:-1]:
+        dispatcher.take_in(lease.lease_id, WORKER, answer(lease), 0.0)
+    assert dispatcher.take(step) is None
+    dispatcher.take_in(leases[-1].lease_id, WORKER, answer(leases[-1]), 0.0)
+    groups = dispatcher.take(step)
+    assert groups is not None
+    assert [group.group_id for group in groups] == [0, 1, 2]
+    assert dispatcher.counts == {"ok": 6, "tokens": 12}
+
+
+def test_the_environments_failure_is_not_tried_again_and_the_policys_is() -> None:
+    dispatcher, _ = filled()
+    first, second = issued(dispatcher, 2)
+    waiting = dispatcher.leases.waiting
+    dispatcher.take_in(first.lease_id, WORKER, answer(first, EndReason.ENV_FAILED), 0.0)
+    assert dispatcher.leases.waiting == waiting
+    dispatcher.take_in(second.lease_id, WORKER, answer(second, EndReason.POLICY_FAILED), 0.0)
+    assert dispatcher.leases.waiting == waiting + 1
+    (again,) = issued(dispatcher, 1)
+    assert (again.group_id, again.member, again.seed) == (second.group_id, second.member, second.seed)
+    assert dispatcher.last_error == "why"
+
+
+@pytest.mark.parametrize("unreadable", [True, False])
+def test_an_answer_that_is_wrong_is_played_again_then_given_up(unreadable: bool) -> None:
+    dispatcher, _ = filled()
+    for _ in range(3):
+        (lease,) = issued(dispatcher, 1)
+        assert (lease.group_id, lease.member) == (0, 0)
+        if unreadable:
+            dispatcher.unreadable(lease.lease_id, WORKER, "an episode message is wrong")
+        else:
+            dispatcher.take_in(lease.lease_id, WORKER, episode_of(group=1, member=0), 0.0)
+    assert dispatcher.leases.counts["given_up"] == 1
+    assert dispatcher.groups.counts["late"] == 0
+    assert ("wrong" if unreadable else "answered member 0 of group 0 with member 0 of group 1") in dispatcher.last_error
+
+
+def test_failures_without_a_success_between_end_the_run() -> None:
+    dispatcher, step = filled()
+    for number in range(16):
+        dispatcher.top_up(step, steps_left=100, in_training=0)
+        (lease,) = issued(dispatcher, 1)
+        failed = answer(lease, EndReason.ENV_FAILED)
+        if number < 15:
+            dispatcher.take_in(lease.lease_id, WORKER, failed, 0.0)
+            continue
+        with pytest.raises(RunError, match="16 episodes failed one after another, none succeeded; the last one: why"):
+            dispatcher.take_in(lease.lease_id, WORKER, failed, 0.0)
+
+
+def test_a_success_starts_the_count_of_failures_again() -> None:
+    dispatcher, step = filled()
+    for number in range(60):
+        dispatcher.top_up(step, steps_left=100, in_training=0)
+        dispatcher.take(step)
+        (lease,) = issued(dispatcher, 1)
+        end = EndReason.TERMINATED if number % 15 == 14 else EndReason.ENV_FAILED
+        dispatcher.take_in(lease.lease_id, WORKER, answer(lease, end), 0.0)
+
+
+def test_stragglers_of_a_group_that_went_on_are_cancelled() -> None:
+    config = config_of(rollout={"tasks_per_step": 1, "group_size": 4, "max_staleness": 0, "group_timeout": 10.0})
+    dispatcher, step = filled(config)
+    leases = issued(dispatcher, 3)
+    for lease in leases[:2]:
+        dispatcher.take_in(lease.lease_id, WORKER, answer(lease), 0.0)
+    assert dispatcher.watch(10.0) == []
+    assert dispatcher.watch(11.0) == [(leases[2].lease_id, WORKER)]
+    assert (dispatcher.leases.waiting, dispatcher.leases.playing) == (0, 0)
+    groups = dispatcher.take(step)
+    assert groups is not None
+    assert [sorted(group.episodes) for group in groups] == [[0, 1]]
+
+
+def test_an_overdue_lease_is_cancelled_and_played_again() -> None:
+    dispatcher, _ = filled()
+    (lease,) = issued(dispatcher, 1)
+    limit = 2 * 300.0 + 30.0 + 30.0
+    assert dispatcher.watch(limit) == []
+    assert dispatcher.watch(limit + 1) == [(lease.lease_id, WORKER)]
+    (again,) = issued(dispatcher, 1)
+    assert again.member == lease.member
+
+
+def test_a_resumed_run_plays_the_tasks_that_were_not_consumed_and_then_new_ones() -> None:
+    config = small_config()
+    dispatcher, step = filled(config)
+    for lease in issued(dispatcher, TASKS * MEMBERS + 1):
+        dispatcher.take_in(lease.lease_id, WORKER, answer(lease), 0.0)
+    taken = dispatcher.take(step)
+    assert taken is not None
+    state = dispatcher.state()
+    assert state["pending_tasks"] == [3, 4, 5]
+    resumed = Dispatcher(config, state)
+    resumed.top_up(step, steps_left=100, in_training=0)
+    leases = issued(resumed, TASKS * (STALENESS + 1) * MEMBERS)
+    assert [lease.task_index for lease in leases[::MEMBERS]] == [3, 4, 5, 6, 7, 8]
+    assert {lease.group_id for lease in leases}.isdisjoint(group.group_id for group in taken)
+    assert leases[0].lease_id == state["next_lease"]
+    assert resumed.counts == dispatcher.counts
+    # A task keeps its seed, whoever plays it.
+    again = {lease.task_index: lease.seed for lease in issued(dispatcher, 5)}
+    assert all(again.get(lease.task_index, lease.seed) == lease.seed for lease in leases)
+
+
+class Life(RuleBasedStateMachine):
+    """Workers that come, answer, answer twice, fail, fall silent and die, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = small_config()
+        self.dispatcher, self.step, self.now = Dispatcher(config), Schedule(config).step(1), 0.0
+        self.held: dict[int, tuple[bytes, Lease]] = {}
+        """Leases that are out, as the workers believe."""
+        self.in_training, self.failures, self.accepted, self.env_failed = 0, 0, 0, 0
+        self.used: list[tuple[int, int]] = []
+
+    @rule()
+    def top_up(self) -> None:
+        self.dispatcher.top_up(self.step, steps_left=100, in_training=self.in_training)
+
+    @rule(worker=st.sampled_from([b"a", b"b", b"c"]), count=st.integers(1, 6))
+    def issue(self, worker: bytes, count: int) -> None:
+        for _ in range(count):
+            lease = self.dispatcher.issue(worker, self.now)
+            if lease is not None:
+                assert lease.lease_id not in self.held
+                self.held[lease.lease_id] = (worker, lease)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), twice=st.booleans(), how=st.sampled_from(["ok", "ok", "ok", "env", "policy", "noise"]))
+    def finish(self, data: st.DataObject, twice: bool, how: str) -> None:
+        lease_id = data.draw(st.sampled_from(sorted(self.held)))
+        worker, lease = self.held[lease_id]
+        if not twice:
+            del self.held[lease_id]
+        how = "ok" if self.failures >= 15 else how
+        before = self.dispatcher.leases.counts["finished"]
+        if how == "noise":
+            self.dispatcher.unreadable(lease_id, worker, "noise")
+        else:
+            ends = {"ok": EndReason.MAX_TURNS, "env": EndReason.ENV_FAILED, "policy": EndReason.POLICY_FAILED}
+            self.dispatcher.take_in(lease_id, worker, answer(lease, ends[how]), self.now)
+        if self.dispatcher.leases.counts["finished"] > before:
+            self.failures = 0 if how == "ok" else self.failures + 1
+            self.accepted += how == "ok"
+            self.env_failed += how == "env"
+
+    @rule(worker=st.sampled_from([b"a", b"b", b"c"]), silent=st.booleans())
+    def die(self, worker: bytes, silent: bool) -> None:
+        self.dispatcher.worker_lost(worker)
+        if not silent:  # else its answers still arrive, too late
+            self.held = {i: (w, lease) for i, (w, lease) in self.held.items() if w != worker}
+
+    @rule(seconds=st.sampled_from([1.0, 11.0, 700.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.dispatcher.watch(self.now)
+
+    @rule()
+    def train(self) -> None:
+        groups = self.dispatcher.take(self.step)
+        if groups is not None:
+            self.in_training += len(groups)
+            for group in groups:
+                assert len(group.episodes) == MEMBERS
+                self.used += [(group.group_id, member) for member in group.episodes]
+
+    @rule()
+    def publish(self) -> None:
+        self.in_training = 0
+
+    @invariant()
+    def capacity_is_never_exceeded(self) -> None:
+        groups, leases = self.dispatcher.groups, self.dispatcher.leases
+        held = groups.open + groups.ready + self.in_training
+        # A top-up sees the groups in training; what becomes ready later cannot add to them.
+        assert held <= max(self.step.capacity, self.in_training)
+        assert leases.waiting + leases.playing <= groups.open * MEMBERS
+
+    @invariant()
+    def every_ticket_leaves_once(self) -> None:
+        groups, leases = self.dispatcher.groups, self.dispatcher.leases
+        gone = self.accepted + self.env_failed + leases.counts["given_up"] + leases.counts["withdrawn"]
+        assert groups.counts["opened"] * MEMBERS == gone + leases.waiting + leases.playing
+        opened = groups.counts["ready"] + groups.counts["dropped"] + groups.open
+        assert groups.counts["opened"] == opened
+
+    @invariant()
+    def no_episode_is_counted_twice(self) -> None:
+        assert len(self.used) == len(set(self.used))
+        assert self.dispatcher.groups.counts["late"] == 0
+        assert self.dispatcher.counts["truncated"] == self.accepted
+
+
+Life.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+test_every_ticket_leaves_once_whatever_happens = Life.TestCase

@@ -1,0 +1,109 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builders import config_of
+
+from agentgym.cli import app
+from agentgym.config_file import save_config
+from agentgym.errors import ConfigError
+from agentgym.model import check_model
+
+PLAYS = {
+    "agentgym/GuessNumber-v0": ("expert", "said"),
+    "agentgym/Calculator-v0": ("expert", "<tool_call>"),
+    "agentgym/TicTacToe-v0": ("random", "player_2"),
+    "agentgym/SplitCoins-v0": ("fair", "claim 5"),
+}
+
+
+def run(*arguments: str) -> None:
+    """Run a command in this process."""
+    app(list(arguments), standalone_mode=False)
+
+
+def agentgym(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a user would."""
+    return subprocess.run(
+        [sys.executable, "-m", "agentgym", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_list_names_the_shipped_environments_and_their_scripted_policies(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run("list")
+    lines = capsys.readouterr().out.splitlines()
+    kinds = {line.split()[0]: line.split()[1] for line in lines}
+    assert PLAYS.keys() <= kinds.keys()
+    assert kinds["agentgym/TicTacToe-v0"] == "aec"
+    assert any("scripted: random, noisy, expert" in line for line in lines)
+
+
+def test_init_model_writes_a_complete_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("init-model", str(tmp_path / "model"), "--seed", "3")
+    check_model(tmp_path / "model")
+    assert "a random tiny-moe model, seed 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("env_id", PLAYS)
+def test_play_shows_episodes_of_a_scripted_policy(env_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    policy, shown = PLAYS[env_id]
+    run("play", env_id, "--policy", policy, "--episodes", "2", "--seed", "3")
+    text = capsys.readouterr().out
+    assert text.count(f"{env_id} task") == 2
+    assert text.count("terminated") == 2
+    assert shown in text
+
+
+def test_play_shows_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in ("1", "1", "2"):
+        run("play", "agentgym/TicTacToe-v0", "--seed", seed)
+    first, second, other = capsys.readouterr().out.split("agentgym/TicTacToe-v0 task")[1:]
+    assert first == second != other
+
+
+def test_the_commands_of_the_processes_read_the_resolved_settings(tmp_path: Path) -> None:
+    save_config(config_of(model=str(tmp_path / "none")), tmp_path / "config.json")
+    done = agentgym("worker", "--config", str(tmp_path / "config.json"), "--coordinator", "ipc:///nowhere")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "ModelError: there is no model folder" in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_configuration_is_one_clear_message_and_status_1(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[env]\nid = 'agentgym/GuessNumber-v0'\n[policies.learner]\nmodel = 'x'\n[run]\nsteeps = 1")
+    done = agentgym("train", str(path))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"ConfigError: {path}:\n  unknown key 'run.steeps'; did you mean 'steps'?\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["play", "agentgym/GuesNumber-v0"], "there is no environment 'agentgym/GuesNumber-v0'; the nearest"),
+        (["play", "agentgym/Calculator-v0"], "there is no scripted policy 'random'; .* has noisy, expert"),
+        (["init-model", "/dev/null/x", "--preset", "huge"], "unknown model preset 'huge'; known presets: "),
+        (["train", "none.toml"], "cannot read the configuration none.toml: No such file"),
+    ],
+    ids=["env", "policy", "preset", "file"],
+)
+def test_what_cannot_be_done_is_said(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(*arguments)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from agentgym.cli import app\n"
+        "app(['--help'], standalone_mode=False)\n"
+        "heavy = {'torch', 'vllm', 'megatron', 'transformers', 'gymnasium', 'pettingzoo', 'numpy', 'zmq', 'tensorboard'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    for command in ("train", "worker", "serve", "init-model", "list", "play"):
+        assert command in done.stdout
