@@ -121,7 +121,7 @@ class AlgorithmConfig(Section):
     entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the entropy bonus."""
     tis_cap: Annotated[float, Field(gt=0)] | None = None
-    """Truncated importance sampling: the loss is multiplied by min(pi_old / pi_rollout, cap); for ppo_clip. None: off."""
+    """ppo_clip: truncated importance sampling, the loss is multiplied by min(pi_old / pi_rollout, cap). None: off."""
 
 
 class TrainerConfig(Section):

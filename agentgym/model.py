@@ -62,7 +62,11 @@ def check_model(directory: Path) -> ModelInfo:
         )
     _check_weights(directory, config)
     read_chat_template(directory)
-    experts = int(config.get("num_experts") or 0) if architectures[0] == "Qwen3MoeForCausalLM" else 0
+    experts = (
+        int(config.get("num_experts") or config.get("num_local_experts") or 0)
+        if architectures[0] == "Qwen3MoeForCausalLM"
+        else 0
+    )
     return ModelInfo(
         architecture=architectures[0],
         vocab_size=int(config["vocab_size"]),

@@ -30,6 +30,8 @@ class Child:
     """After `python -m`, made anew for each start."""
     environment: dict[str, str]
     restarts: int = 0
+    failed_starts: int = 0
+    """Deaths before its hello, one after another."""
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     heard: float | None = None
@@ -99,7 +101,8 @@ class Supervisor:
                 raise RunError(
                     f"{described}; go on from the last checkpoint with --resume\n{self.last_words(child.name)}"
                 )
-            if child.heard is None and child.restarts:
+            child.failed_starts = child.failed_starts + 1 if child.heard is None else 0
+            if child.failed_starts > 1:
                 raise RunError(f"{described} before it was ready, twice\n{self.last_words(child.name)}")
             if child.restarts >= self._max_restarts:
                 raise RunError(

@@ -12,6 +12,7 @@ Shapes: n sampled tokens, P prompt tokens, L MoE layers, k experts per token.
 
 import asyncio
 import itertools
+import multiprocessing
 import os
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -113,7 +114,9 @@ class Engine:
         return bool(self.llm.errored)
 
     def close(self) -> None:
-        """Stop vLLM's process."""
+        """Stop vLLM's process. It holds nothing that could be lost, and would take 15 s to end by itself."""
+        for process in multiprocessing.active_children():
+            process.kill()
         self.llm.shutdown(timeout=CLOSE_SECONDS)
 
     async def generate(

@@ -31,7 +31,15 @@ def episodes_per_second(run: Path, episodes_per_step: int) -> float:
 
 def measure(folder: Path, name: str, settings: list[str]) -> Path:
     """Run a training and return its directory."""
-    command = [sys.executable, "-m", "agentgym", "train", str(CONFIG), f"run.dir={folder}", f"run.name={name}"]
+    command = [
+        sys.executable,
+        "-m",
+        "agentgym",
+        "train",
+        str(CONFIG),
+        f"run.dir={folder}",
+        f"run.name={name}",
+    ]
     subprocess.run([*command, *settings], check=True, stdout=subprocess.DEVNULL)
     return folder / name
 
@@ -40,14 +48,20 @@ def main() -> None:
     """Run both in turn and print the rates and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps of each run")
-    parser.add_argument("--latency", type=float, default=0.2, help="seconds that each environment step sleeps")
+    parser.add_argument(
+        "--latency", type=float, default=0.2, help="seconds that each environment step sleeps"
+    )
     parser.add_argument("--rounds", type=int, default=1, help="runs of each kind, alternating")
     parser.add_argument("--staleness", type=int, default=1, help="rollout.max_staleness with overlap")
     arguments = parser.parse_args()
     rates: dict[int, list[float]] = {0: [], arguments.staleness: []}
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
-        subprocess.run([sys.executable, "-m", "agentgym", "init-model", str(model)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "agentgym", "init-model", str(model)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         common = [
             f"run.steps={arguments.steps}", "warmup.steps=0", f"policies.learner.model={model}",
             f"env.kwargs={{latency={arguments.latency}}}", "rollout.tasks_per_step=32", "rollout.group_size=4",

@@ -241,9 +241,7 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def capacity_is_never_exceeded(self) -> None:
         groups, leases = self.dispatcher.groups, self.dispatcher.leases
-        held = groups.open + groups.ready + self.in_training
-        # A top-up sees the groups in training; what becomes ready later cannot add to them.
-        assert held <= max(self.step.capacity, self.in_training)
+        assert groups.open + groups.ready + self.in_training <= self.step.capacity
         assert leases.waiting + leases.playing <= groups.open * MEMBERS
 
     @invariant()

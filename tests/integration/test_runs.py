@@ -1,0 +1,150 @@
+"""Whole runs: they train, and they survive what may happen to their processes."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from runs import CONFIGS, Curves, curves, processes_in, run_cli, running, sampled, wait_until_gone, write_run
+
+from agentgym.tiny_model import init_model
+
+WARMUP, STEPS, TASKS, GROUP, WARMUP_TASKS = 3, 8, 4, 4, 8
+FEWER = (
+    "run.steps=2",
+    "warmup.steps=2",
+    "warmup.episodes=16",
+    f"rollout.tasks_per_step={TASKS}",
+    f"rollout.group_size={GROUP}",
+    "workers.slots=16",
+    "server.kv_cache_gib=0.1",
+    "policies.learner.model=model",
+)
+AGENTS = {
+    "calculator": ("Calculator-v0", ["agent"]),
+    "tictactoe": ("TicTacToe-v0", ["player_1", "player_2"]),
+    "split_coins": ("SplitCoins-v0", ["a", "b"]),
+}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", AGENTS)
+def test_the_shipped_configurations_train_every_agent(name: str, tmp_path: Path) -> None:
+    init_model(tmp_path / "model", "tiny-moe", 1)
+    done = run_cli("train", str(CONFIGS / f"{name}.toml"), *FEWER, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stderr == ""
+    shown = curves(tmp_path / "runs" / name.replace("_", "-"))
+    env_id, agents = AGENTS[name]
+    for agent in agents:
+        assert [step for step, _ in shown[f"agent/{env_id}/{agent}/reward"]] == [1, 2]
+    assert [step for step, _ in shown["train/loss"]] == [1, 2]
+    assert [step for step, _ in shown["warmup/loss"]] == [-1, 0]
+    assert all(math.isfinite(value) for tag in ("train/loss", "warmup/loss") for _, value in shown[tag])
+    assert all(value > 0.95 for _, value in shown["train/route_coverage"])
+    assert all(0 <= value <= 1e-4 for _, value in shown["train/mismatch_max"])
+    assert all(value <= 1 for _, value in shown["policy/age_max"])
+
+
+@pytest.mark.timeout(1500)
+def test_a_run_goes_on_after_the_death_of_any_process_and_counts_each_episode_once(tmp_path: Path) -> None:
+    # The environment is a user's own, found in the working directory. A step of the run is as long as its plays:
+    # 16 of three turns at 0.4 s, so that a kill after a step hits plays under way.
+    write_run(
+        tmp_path, "odd_envs:Letters",
+        run={"name": "deaths", "steps": STEPS},
+        warmup={"steps": WARMUP, "episodes": WARMUP_TASKS},
+        rollout={"tasks_per_step": TASKS, "group_size": GROUP, "group_timeout": 600.0},
+        trainer={"checkpoint_every": 2, "keep_checkpoints": 9},
+        tensorboard={"samples_every": 1, "samples": TASKS * GROUP},
+        **{"env.kwargs": {"latency": 0.4}},
+    )  # fmt: skip
+    run_dir = tmp_path / "runs" / "deaths"
+    with running(tmp_path, "run.toml") as run:
+        run.wait_for(rf" 1/{STEPS} ")
+        killed = run.pid("worker-0")
+        run.kill(killed)
+        said = run.wait_for(
+            rf"worker-0 \(pid {killed}\) was killed by SIGKILL; restarted as pid (\d+); its (\d+) ep"
+        )
+        assert int(said[1]) == run.pid("worker-0") != killed
+        assert int(said[2]) > 0
+        run.wait_for(rf" 3/{STEPS} ")
+        killed = run.pid("server-0")
+        run.kill(killed)
+        run.wait_for(rf"server-0 \(pid {killed}\) was killed by SIGKILL; restarted as pid ")
+        run.wait_for(rf" 5/{STEPS} ")
+        assert len(processes_in(tmp_path)) >= 5  # coordinator, trainer, worker, server, engine
+        run.kill(run.process.pid)
+        assert wait_until_gone(tmp_path, 10.0) == {}
+    first = curves(run_dir)
+    check_ledger(first, consumed_before=WARMUP * WARMUP_TASKS, finished_before=0)
+    assert value_at(first, "system/restarts", 5) == 2
+    assert value_at(first, "system/leases/taken_back", 5) == int(said[2])
+
+    with running(tmp_path, "run.toml", "--resume") as run:
+        resumed = int(run.wait_for(r"resumed after step (\d+) from .*/step-0000\d\d")[1]) - WARMUP
+        assert resumed in (4, 6)
+        run.wait_for(rf" 6/{STEPS} ")
+        killed = run.pid("server-0")
+        run.kill(run.engine_pid())
+        run.wait_for(rf"server-0 \(pid {killed}\) ended with status 1; restarted as pid ")
+        assert run.wait() == 0, run.report()
+        assert "vLLM's own process ended" in run.log("server-0")
+        assert run.lines[-5].startswith("done: reward ")
+    assert wait_until_gone(tmp_path, 10.0) == {}
+    check_whole(run_dir, first, resumed)
+
+
+def check_whole(run_dir: Path, first: Curves, resumed: int) -> None:
+    """Check the curves of a run that was killed and went on after step `resumed`, as one run's."""
+    shown = curves(run_dir)
+    for tag in ("train/loss", "episode/reward", "policy/version", "system/episodes/ok"):
+        assert [step for step, _ in shown[tag]] == list(range(1, STEPS + 1)), tag
+    assert [step for step, _ in shown["warmup/loss"]] == list(range(1 - WARMUP, 1))
+    for tag, points in first.items():
+        kept = [point for point in points if point[0] <= resumed]
+        assert shown[tag][: len(kept)] == kept, tag
+    versions = [value for _, value in shown["policy/version"]]
+    assert versions == sorted(versions)
+    assert versions[-1] >= WARMUP + STEPS - 2
+    later = {tag: [point for point in points if point[0] > resumed] for tag, points in shown.items()}
+    state = json.loads(
+        (run_dir / "checkpoints" / f"step-{WARMUP + resumed:06d}" / "coordinator.json").read_text()
+    )
+    check_ledger(later, consumed_before=-TASKS * resumed, finished_before=state["counts"]["ok"])
+    # Each task is trained on exactly once, with all its members, and none was left out.
+    tasks: list[int] = []
+    for step, text in sampled(run_dir):
+        plays = re.findall(r"task (\d+), group \d+, member (\d+): terminated", text)
+        members = [(int(task), int(member)) for task, member in plays]
+        of_step = sorted({task for task, _ in members})
+        assert sorted(members) == [(task, member) for task in of_step for member in range(GROUP)], step
+        assert len(of_step) == TASKS
+        tasks += of_step
+    assert sorted(tasks) == list(range(WARMUP * WARMUP_TASKS, WARMUP * WARMUP_TASKS + STEPS * TASKS))
+
+
+def check_ledger(shown: Curves, *, consumed_before: int, finished_before: int) -> None:
+    """Check, after each step, that every lease and every group that began is accounted for once."""
+    for step, _ in shown["train/loss"]:
+
+        def now(tag: str, step: int = step) -> int:
+            return int(value_at(shown, f"system/{tag}", step))
+
+        out = now("leases/finished") + now("leases/taken_back") + now("leases/withdrawn")
+        assert now("leases/issued") == out + now("queue/playing"), step
+        assert now("leases/late") == now("leases/given_up") == now("episodes/failed") == 0, step
+        assert now("groups/opened") == now("groups/ready") + now("queue/open_groups"), step
+        assert now("groups/ready") - now("queue/ready_groups") == consumed_before + TASKS * step, step
+        assert now("episodes/ok") == now("leases/finished") + finished_before, step
+        episodes = value_at(shown, "system/episodes_per_second", step) * value_at(
+            shown, "system/step_seconds", step
+        )
+        assert round(episodes) == TASKS * GROUP, step
+
+
+def value_at(shown: Curves, tag: str, step: int) -> float:
+    """Return the value of a curve at a step; a counter that never counted is not written, and 0."""
+    return dict(shown.get(tag, [])).get(step, 0.0)
