@@ -198,7 +198,7 @@ class CoordinatorConfig(Section):
     """Seconds between heartbeats."""
     heartbeat_timeout: Seconds = 20.0
     """Seconds of silence after which a process counts as dead."""
-    start_timeout: Seconds = 180.0
+    start_timeout: Seconds = 300.0
     """Seconds that a process may take to say hello."""
     step_timeout: Seconds = 600.0
     """Seconds that an optimizer step, a weight update or a batch of episodes may take."""
@@ -269,7 +269,9 @@ class Config(Section):
                 "set rollout.group_size >= 2"
             )
         if self.algorithm.loss == "dppo_tv" and self.algorithm.tis_cap is not None:
-            raise ValueError("algorithm.tis_cap does not go with dppo_tv, whose ratio is to the rollout policy already")
+            raise ValueError(
+                "algorithm.tis_cap does not go with dppo_tv, whose ratio is to the rollout policy already"
+            )
         sampling = self.sampling
         if self.run.steps and (sampling.temperature == 0 or sampling.top_p < 1 or sampling.top_k > 0):
             raise ValueError(

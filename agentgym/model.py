@@ -80,6 +80,15 @@ def check_model(directory: Path) -> ModelInfo:
     )
 
 
+def check_context(directory: Path, info: ModelInfo, max_model_len: int) -> None:
+    """Raise ModelError where the server's context is longer than the model's own."""
+    if max_model_len > info.context_length:
+        raise ModelError(
+            f"server.max_model_len = {max_model_len} is more than the {info.context_length} "
+            f"tokens that the model in {directory} can take; lower it"
+        )
+
+
 def read_chat_template(directory: Path) -> str:
     """Return the chat template of a model folder, in Jinja.
 

@@ -11,6 +11,7 @@ than `rollout.max_staleness` when it is trained; `assemble` masks what is older 
 import asyncio
 import logging
 import time
+from collections import Counter
 from typing import Any
 
 import zmq
@@ -116,8 +117,8 @@ class Coordinator:
             everyone = [*self._peers.workers, *self._peers.servers]
             for identity in [*everyone, *([self._peers.trainer] if self._peers.trainer else [])]:
                 self._channel.send(Drain(), to=identity)
-            await asyncio.sleep(0.1)  # let the drains leave before the socket closes
             self._channel.close()
+            context.destroy()  # waits for the drains to leave, as long as the sockets linger
 
     def _unexpected(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -135,7 +136,8 @@ class Coordinator:
             if isinstance(packet.header, Hello):
                 self._hello(packet.sender, packet.header, now)
             elif name is None and isinstance(packet.header, Heartbeat):
-                pass  # it lives, and loads its model
+                # It loads its model, and must hear that the coordinator lives.
+                self._channel.send(Heartbeat(), to=packet.sender)
             elif name is None:
                 raise WireError(f"{packet.kind!r} before hello")
             else:
@@ -277,7 +279,7 @@ class Coordinator:
             max_staleness=config.rollout.max_staleness,
         )
         if not assembled.samples:
-            self._reporter.say(f"all {len(groups)} groups of step {step.number} were too old; playing others")
+            self._nothing_to_learn(step, assembled)
             return
         samples = assembled.samples
         lengths = [len(sample.tokens) for sample in samples]
@@ -299,6 +301,21 @@ class Coordinator:
         self._groups_held += len(groups)
         self._progress = now
         self._reporter.batch_sent(step, assembled)
+
+    def _nothing_to_learn(self, step: Step, assembled: Assembled) -> None:
+        """Let other groups be played in place of stale ones; end a run whose agents never say a word."""
+        episodes = assembled.episodes
+        if any(trajectory.trainable for episode in episodes for trajectory in episode.trajectories):
+            self._reporter.say(
+                f"all {len(episodes)} episodes of step {step.number} were too old; playing others"
+            )
+            return
+        reasons = Counter(episode.end_reason.value for episode in episodes)
+        ends = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
+        raise RunError(
+            f"no trained agent gave an answer in the {len(episodes)} episodes of step {step.number}; they ended "
+            f"by {ends}. Does what an agent reads first fit into server.max_model_len and env.max_tokens?"
+        )
 
     def _checkpoint_due(self, step: Step) -> bool:
         learned = step.number - self._schedule.warmup_steps

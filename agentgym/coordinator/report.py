@@ -87,8 +87,9 @@ class Reporter:
             metrics = {
                 f"warmup/{name}": value for name, value in metrics.items() if name.startswith("episode/")
             }
-        elif number % self._config.samples_every == 1 or self._config.samples_every == 1:
-            shown = assembled.episodes[: self._config.samples]
+        elif self._config.samples and (number - 1) % self._config.samples_every == 0:
+            every = max(1, len(assembled.episodes) // max(1, self._config.samples))  # from different groups
+            shown = assembled.episodes[::every][: self._config.samples]
             text = "\n\n---\n\n".join(render_episode(episode, self._decode) for episode in shown)
             self._tensorboard.text("samples/episodes", text, number)
         self._tensorboard.scalars(metrics, number)
@@ -113,7 +114,7 @@ class Reporter:
         engine = [value for name, value in numbers.items() if name.endswith("/busy") and "/server-" in name]
         ages = assembled.ages
         if step.warmup:
-            values = {f"warmup/{name}": value for name, value in header.metrics.items()}
+            values = {f"warmup/{name}": value for name, value in header.metrics.items()} | numbers
             number = step.number
         else:
             number = step.number - self._schedule.warmup_steps

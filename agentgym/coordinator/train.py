@@ -20,9 +20,10 @@ from agentgym.coordinator.schedule import Schedule
 from agentgym.coordinator.supervisor import Supervisor
 from agentgym.errors import ConfigError, RunError
 from agentgym.log import setup_logging
-from agentgym.model import check_model
+from agentgym.model import check_context, check_model
+from agentgym.policy.scripted import load_scripted
 from agentgym.policy.template import ChatTokenizer
-from agentgym.registry import make
+from agentgym.registry import make, spec
 from agentgym.tensorboard import TensorBoard
 from agentgym.weights import make_exchange
 
@@ -40,8 +41,7 @@ def train(config: Config, *, resume: bool, console: Console) -> None:
     checkpoint = latest_checkpoint(run_dir) if resume else None
     state = read_state(checkpoint) if checkpoint else None
     done = int(str(state["step"])) if state else 0
-    check_model(config.model)
-    make(config.env.id, **config.env.kwargs).close()
+    _check(config)
     _prepare(config, resume=resume)
     with _places(run_dir) as places:
         setup_logging("coordinator", file=places.logs / "coordinator.log")
@@ -77,7 +77,12 @@ def latest_checkpoint(run_dir: Path) -> Path:
     pointer = run_dir / "checkpoints" / "latest"
     if not pointer.exists():
         raise ConfigError(f"cannot resume: {run_dir} has no checkpoint ({pointer} does not exist)")
-    return run_dir / "checkpoints" / pointer.read_text().strip()
+    checkpoint = run_dir / "checkpoints" / pointer.read_text().strip()
+    if not checkpoint.is_dir():
+        raise ConfigError(
+            f"cannot resume: {pointer} names {checkpoint.name}, which is not there; name another one in it"
+        )
+    return checkpoint
 
 
 async def _run(
@@ -113,6 +118,16 @@ async def _run(
         raise RunError("stopped at once on request; go on from the last checkpoint with --resume") from None
 
 
+def _check(config: Config) -> None:
+    """Look at what the other processes will need, so that what is wrong is said before one is started."""
+    info = check_model(config.model)
+    check_context(config.model, info, config.server.max_model_len)
+    make(config.env.id, **config.env.kwargs).close()
+    scripted = [policy.scripted for policy in config.policies.values() if policy.scripted is not None]
+    for name in [*scripted, *([config.warmup.policy] if config.warmup.steps else [])]:
+        load_scripted(name, config.run.seed, env_spec=spec(config.env.id))
+
+
 def _prepare(config: Config, *, resume: bool) -> None:
     """Make the run directory, or check that a resumed run has the settings it was started with."""
     run_dir = config.run_dir
@@ -131,9 +146,14 @@ def _prepare(config: Config, *, resume: bool) -> None:
         raise ConfigError(
             f"{run_dir} holds a run already; go on with --resume, choose another run.name, or remove the folder"
         )
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "logs").mkdir(exist_ok=True)
-    save_config(config, settings)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "logs").mkdir(exist_ok=True)
+        save_config(config, settings)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write into the run directory {run_dir}: {error}; choose another run.dir"
+        ) from error
 
 
 @contextlib.contextmanager

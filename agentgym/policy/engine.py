@@ -31,7 +31,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from agentgym.config import ServerConfig
 from agentgym.errors import ModelError, PolicyError
-from agentgym.model import ModelInfo, check_model, model_shapes, weight_shapes
+from agentgym.model import ModelInfo, check_context, check_model, model_shapes, weight_shapes
 from agentgym.policy.client import Sampling
 from agentgym.policy.vllm_plugin import SERVER_PID_VARIABLE
 
@@ -83,11 +83,7 @@ class Engine:
             ModelError: the folder is not usable, or its context is shorter than `max_model_len`.
         """
         info = check_model(model)
-        if config.max_model_len > info.context_length:
-            raise ModelError(
-                f"server.max_model_len = {config.max_model_len} is more than the {info.context_length} "
-                f"tokens that the model in {model} can take; lower it"
-            )
+        check_context(model, info, config.max_model_len)
         os.environ[SERVER_PID_VARIABLE] = str(os.getpid())
         llm = AsyncLLM.from_engine_args(_engine_args(model, config, info))
         await llm.collective_rpc("agentgym_attach")

@@ -58,7 +58,11 @@ def load_scripted(
         )
         raise ConfigError(f"there is no scripted policy {path!r}; {known}. Or name it as 'module:Class'")
     target = names.get(path, path)
-    policy = load_attribute(target)(seed=seed, **(kwargs or {}))
+    creator = load_attribute(target)
+    try:
+        policy = creator(seed=seed, **(kwargs or {}))
+    except TypeError as error:
+        raise ConfigError(f"{target} could not be built with seed={seed}: {error}") from error
     if not isinstance(policy, ScriptedPolicy):
         raise ConfigError(f"{target} made a {type(policy).__name__}, which has no methods `reset` and `act`")
     return policy

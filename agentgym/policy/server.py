@@ -6,7 +6,8 @@
 Every request is answered exactly once: with a completion (an aborted one has finish_reason "abort"), or with
 an error that says why. A message that cannot be read is answered with an error and counted; it never ends the
 server. The server ends when it is drained, when its parent process dies, when vLLM's process dies, and when
-the coordinator has been silent for `silence_timeout` seconds.
+the coordinator has been silent for `silence_timeout` seconds. Requests that vLLM's death leaves in hand are not
+answered: their clients see the connection go and ask again, this server's successor or another one.
 """
 
 import asyncio
@@ -234,7 +235,8 @@ class PolicyServer:
             self._answer(key, Completion(finish_reason="abort", version_spans=[]))
             return
         except PolicyError as error:
-            self._answer(key, Error(text=str(error)))
+            if not self._engine.dead:  # else the server ends, see above
+                self._answer(key, Error(text=str(error)))
             return
         finally:
             del self._tasks[key]

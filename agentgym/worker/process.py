@@ -118,6 +118,7 @@ class Worker:
                 raise RunError(f"the coordinator at {self._address} says: {self._refusal}")
         finally:
             await self._end()
+            context.destroy()
 
     async def _end(self) -> None:
         """Stop the plays, which nobody wants any more, and close what is open."""

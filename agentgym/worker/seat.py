@@ -83,9 +83,13 @@ class Seat:
         if len(self._turns) >= self._limits.max_turns:
             return EndReason.MAX_TURNS
         conversation = self._hear(new)
+        # What a teacher says is read by the model that is trained; an opponent's words never are.
+        room = self._limits.max_tokens - len(conversation.prompt)
+        if room < 1 and (self._trainable or not _is_scripted(self._player)):
+            return EndReason.CONTEXT if self._limits.context else EndReason.MAX_TOKENS
         if _is_scripted(self._player):
             return self._scripted(self._player, conversation, info)
-        return await self._sampled(self._player, conversation)
+        return await self._sampled(self._player, conversation, room)
 
     def earn(self, reward: float, info: Mapping[str, Any]) -> None:
         """Credit the agent's latest turn, and take over the numbers in the environment's info."""
@@ -153,11 +157,8 @@ class Seat:
         self._turns.append(_Draft(span, message, "scripted"))
         return message
 
-    async def _sampled(self, player: Policy, conversation: Conversation) -> Message | EndReason:
+    async def _sampled(self, player: Policy, conversation: Conversation, room: int) -> Message:
         prompt, routes_start = conversation.prompt, conversation.routes_start
-        room = self._limits.max_tokens - len(prompt)
-        if room < 1:
-            return EndReason.CONTEXT if self._limits.context else EndReason.MAX_TOKENS
         sampling = replace(self._sampling, max_tokens=min(self._sampling.max_tokens, room))
         completion = await self._complete(player, prompt, sampling, routes_start)
         if completion.finish_reason == "abort" or not len(completion.tokens):

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from runs import CONFIGS, Curves, curves, processes_in, run_cli, running, sampled, wait_until_gone, write_run
 
 from agentgym.tiny_model import init_model
+from runs import CONFIGS, Curves, curves, processes_in, run_cli, running, sampled, wait_until_gone, write_run
 
 WARMUP, STEPS, TASKS, GROUP, WARMUP_TASKS = 3, 8, 4, 4, 8
 FEWER = (
@@ -24,7 +24,7 @@ FEWER = (
 AGENTS = {
     "calculator": ("Calculator-v0", ["agent"]),
     "tictactoe": ("TicTacToe-v0", ["player_1", "player_2"]),
-    "split_coins": ("SplitCoins-v0", ["a", "b"]),
+    "split_coins": ("SplitCoins-v0", ["player_0", "player_1"]),
 }
 
 

@@ -1,0 +1,181 @@
+"""Small stand-ins for the processes of a run, which speak the real protocol over real sockets."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import zmq
+from builders import episode_of
+from numpy.typing import NDArray
+
+from agentgym.episode import Episode
+from agentgym.episode_codec import encode_episode
+from agentgym.errors import WireError
+from agentgym.protocol import (
+    Ack,
+    BatchHeader,
+    BatchRequest,
+    Drain,
+    EpisodeDone,
+    Error,
+    Header,
+    Heartbeat,
+    Hello,
+    Lease,
+    Loaded,
+    LoadWeights,
+    Ready,
+    Role,
+    StepDone,
+    Welcome,
+)
+from agentgym.wire import PROTOCOL_VERSION, Channel, Packet, open_socket
+from agentgym.weights import weights_file
+
+H = TypeVar("H", bound=Header)
+
+
+class Peer:
+    """A DEALER socket; what it receives waits in `inbox`."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self.inbox: asyncio.Queue[Packet] = asyncio.Queue()
+        self.raw = open_socket(context, zmq.DEALER)
+        self.raw.connect(address)
+        self.channel = Channel(self.raw, self.inbox.put_nowait, self.refuse)
+
+    def refuse(self, sender: bytes, error: WireError) -> None:
+        raise AssertionError(f"the other side sent garbage: {error}")
+
+    def send(self, header: Header, arrays: Mapping[str, NDArray[Any] | None] | None = None) -> None:
+        self.channel.send(header, arrays)
+
+    async def next(self, record: type[H]) -> H:
+        """Return the next message, which must be of this kind; heartbeats are passed over."""
+        return (await self.packet()).expect(record)
+
+    async def packet(self) -> Packet:
+        while True:
+            packet = await self.inbox.get()
+            if not isinstance(packet.header, Heartbeat):
+                return packet
+
+    async def hello(self, role: Role, name: str, **fields: Any) -> None:
+        self.send(Hello(role=role, name=name, protocol=PROTOCOL_VERSION, pid=1, **fields))
+        await self.next(Welcome)
+
+    async def beat(self, seconds: float) -> None:
+        """Give signs of life until cancelled."""
+        while True:
+            self.send(Heartbeat(stats={"busy": 0.5}))
+            await asyncio.sleep(seconds)
+
+    async def probe(self) -> list[Header]:
+        """Return what arrived before the answer to a message that nobody understands."""
+        self.raw.send_multipart([b"probe", b"", b""])
+        before: list[Header] = []
+        while not isinstance(header := (await self.packet()).header, Error):
+            before.append(header)
+        return before
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+class FakeWorker(Peer):
+    """Answers every lease with an episode."""
+
+    played: list[Lease]
+    acknowledged: int
+
+    async def work(
+        self,
+        name: str = "worker-0",
+        *,
+        credits: int = 8,
+        play: Callable[[Lease], Episode] | None = None,
+    ) -> None:
+        """Play until drained."""
+        play = play or play_well
+        self.played, self.acknowledged = [], 0
+        await self.hello("worker", name)
+        self.send(Ready(credits=credits))
+        while not isinstance(header := (await self.packet()).header, Drain):
+            if isinstance(header, Ack):
+                self.acknowledged += 1
+            if isinstance(header, Lease):
+                self.played.append(header)
+                self.answer(header, play(header))
+
+    def answer(self, lease: Lease, episode: Episode) -> None:
+        fields, arrays = encode_episode(episode)
+        self.send(EpisodeDone(lease_id=lease.lease_id, episode=fields), arrays)
+        self.send(Ready(credits=1))
+
+
+class FakeServer(Peer):
+    """Loads every version that it is told to load, when `may_load` is set."""
+
+    version = 0
+    loaded: list[LoadWeights]
+
+    async def serve(self, name: str = "server-0", *, may_load: asyncio.Event | None = None) -> None:
+        """Serve until drained."""
+        self.loaded = []
+        await self.hello("server", name, address=f"ipc://{name}", max_model_len=64)
+        while not isinstance(header := (await self.packet()).header, Drain):
+            if isinstance(header, LoadWeights):
+                if may_load is not None:
+                    await may_load.wait()
+                self.loaded.append(header)
+                self.version = header.version
+                self.send(Loaded(version=header.version, seconds=0.01))
+
+
+class FakeTrainer(Peer):
+    """Takes every batch, and writes an empty weights file where it is asked to publish."""
+
+    batches: list[BatchHeader]
+
+    async def train(self, exchange: Path, *, first_step: int = 1) -> None:
+        """Train until drained."""
+        self.batches = []
+        await self.hello("trainer", "trainer", version=first_step - 1)
+        self.send(BatchRequest(step=first_step))
+        while not isinstance(header := (await self.packet()).header, Drain):
+            if isinstance(header, BatchHeader):
+                self.batches.append(header)
+                self.done(header, exchange)
+                self.send(BatchRequest(step=header.step + 1))
+
+    def done(self, batch: BatchHeader, exchange: Path) -> None:
+        path = weights_file(exchange, batch.step)
+        if batch.publish:
+            path.touch()
+        weights = str(path) if batch.publish else ""
+        self.send(StepDone(step=batch.step, metrics={"loss": 0.5, "seconds": 0.1}, weights=weights))
+
+
+def play_well(lease: Lease, version: int = 0) -> Episode:
+    """Members of a group get different rewards; warm-up leases are played by a teacher."""
+    sampled = not lease.policies
+    return episode_of(
+        [float(lease.member)],
+        group=lease.group_id,
+        member=lease.member,
+        task_index=lease.task_index,
+        versions=version if sampled else -1,
+        routes=sampled,
+    )
+
+
+@contextlib.contextmanager
+def open_context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    """A context that is gone after the block, whatever still waits in its sockets."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        yield context
+    finally:
+        context.destroy(linger=0)
