@@ -114,8 +114,8 @@ def list_environments() -> None:
 def play(
     env_id: Annotated[str, typer.Argument(metavar="ID", help='An id, or "module:Class".')],
     policy: Annotated[
-        str, typer.Option(help="A scripted policy's name, module:Class, or a model's folder.")
-    ] = "random",
+        str, typer.Option(help="'scripted', a scripted policy's name, module:Class, or a model's folder.")
+    ] = "scripted",
     episodes: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of the first episode.")] = 0,
 ) -> None:

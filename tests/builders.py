@@ -41,7 +41,9 @@ def trajectory_of(
     for number, reward in enumerate(rewards):
         end = (number + 1) * (PROMPT + answer)
         mask[end - answer : end], version[end - answer : end] = True, each[number]
-        turns.append(Turn(end - answer, end, assistant(f"answer {number}"), "stop", reward, {"all": reward}, 0.5))
+        turns.append(
+            Turn(end - answer, end, assistant(f"answer {number}"), "stop", reward, {"all": reward}, 0.5)
+        )
     experts = (np.arange(K * LAYERS * TOPK) % 8).astype(np.uint8).reshape(K, LAYERS, TOPK)
     experts[-1:] = no_route(experts.dtype)
     return Trajectory(
@@ -96,9 +98,9 @@ def group_of(*episodes: Episode, group: int = 0) -> Group:
     return Group(group, task_index=group, size=len(episodes), episodes=dict(enumerate(episodes)))
 
 
-def config_of(env: str = "agentgym/GuessNumber-v0", *, model: str = "model", **sections: Any) -> Config:
+def config_of(env_id: str = "agentgym/GuessNumber-v0", /, *, model: str = "model", **sections: Any) -> Config:
     """A configuration; sections are dictionaries: `config_of(rollout={"group_size": 2})`."""
-    base: dict[str, Any] = {"env": {"id": env}, "policies": {"learner": {"model": model}}}
+    base: dict[str, Any] = {"env": {"id": env_id}, "policies": {"learner": {"model": model}}}
     for name, value in sections.items():
         base[name] = {**base[name], **value} if isinstance(value, dict) and name in base else value
     return Config.model_validate(base)

@@ -6,9 +6,8 @@ given answers in between, marked as not sampled; `Choosy` asks until it likes an
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +78,11 @@ class Choosy:
         self._at_once = at_once
 
     async def complete(self, prompt: Sequence[int], sampling: Sampling, **options: Any) -> Completion:
-        assert sampling.seed is not None
-        for first in itertools.count(sampling.seed, self._at_once):
-            settings = [replace(sampling, seed=seed) for seed in range(first, first + self._at_once)]
-            answers = await asyncio.gather(*(self._client.complete(prompt, s, **options) for s in settings))
-            liked = [answer for answer in answers if self._accept(prompt, answer.tokens.tolist())]
-            if liked:
-                return liked[0]
-        raise AssertionError("itertools.count does not end")
+        while True:
+            asked = (self._client.complete(prompt, sampling, **options) for _ in range(self._at_once))
+            for answer in await asyncio.gather(*asked):
+                if self._accept(prompt, answer.tokens.tolist()):
+                    return answer
 
 
 class Watched:
@@ -120,14 +116,17 @@ class Table:
     """Of the environment."""
 
     def leases(self) -> list[Lease]:
-        pairs = itertools.product(range(self.groups), range(self.members))
         return [
             lease_of(
-                number, task_index=group, seed=100 + group, group_id=group, member=member,
-                sampling_seed=10_000 * number,
+                group * self.members + member,
+                task_index=group,
+                seed=100 + group,
+                group_id=group,
+                member=member,
             )
-            for number, (group, member) in enumerate(pairs)
-        ]  # fmt: skip
+            for group in range(self.groups)
+            for member in range(self.members)
+        ]
 
 
 class Lab:
@@ -163,14 +162,16 @@ class Lab:
         client, answered = PolicyClient([self._server.address]), asyncio.Event()
         calls = EnvCalls(2 * table.groups * table.members)
         try:
-            plays = asyncio.gather(
-                *(self._episode(table, lease, Watched(client, answered), calls) for lease in table.leases())
-            )
-            for model in updates:
-                answered.clear()
-                await answered.wait()
-                await asyncio.to_thread(self.load, model)
-            return await plays
+            async with asyncio.TaskGroup() as tasks:
+                plays = [
+                    tasks.create_task(self._episode(table, lease, Watched(client, answered), calls))
+                    for lease in table.leases()
+                ]
+                for model in updates:
+                    answered.clear()
+                    await answered.wait()
+                    await asyncio.to_thread(self.load, model)
+            return [play.result() for play in plays]
         finally:
             client.close()
 
@@ -182,11 +183,7 @@ class Lab:
                 table.player(client, self.tokenizer, lease),
                 trainable=True,
                 tokenizer=self.tokenizer,
-                sampling=Sampling(
-                    table.max_tokens(lease),
-                    seed=lease.sampling_seed,
-                    stop_token_ids=self.tokenizer.stop_token_ids,
-                ),
+                sampling=Sampling(table.max_tokens(lease), stop_token_ids=self.tokenizer.stop_token_ids),
                 limits=Limits(spec(table.env_id).max_turns or 32, CONTEXT, True, 120.0),
                 system_prompt=driver.system_prompt(agent),
                 tools=driver.tools(agent),

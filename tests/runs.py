@@ -142,20 +142,18 @@ class RunningTrain:
         """All that it wrote so far."""
         return "\n".join(self.lines)
 
-    def wait_for(self, pattern: str, *, seconds: float = DEADLINE) -> re.Match[str]:
-        """Wait for a line in which `pattern` is found, from the beginning of the output on."""
-        deadline, seen = time.monotonic() + seconds, 0
+    def wait_for(self, pattern: str, *, log: str = "", seconds: float = DEADLINE) -> re.Match[str]:
+        """Wait until `pattern` is found in a line of the output so far, or of the log of a part of the run."""
+        deadline = time.monotonic() + seconds
         with self._news:
             while True:
-                for line in self.lines[seen:]:
-                    if found := re.search(pattern, line):
-                        return found
-                seen = len(self.lines)
-                left = deadline - time.monotonic()
                 ended = not any(reader.is_alive() for reader in self._readers)
+                if found := re.search(pattern, self.log(log) if log else self.output):
+                    return found
+                left = deadline - time.monotonic()
                 assert left > 0, f"{pattern!r} did not come within {seconds:g} s\n{self.report()}"
                 assert not ended, f"the run ended before {pattern!r}\n{self.report()}"
-                self._news.wait(min(left, 1.0))
+                self._news.wait(min(left, 0.25))
 
     def wait(self, seconds: float = DEADLINE) -> int:
         """Wait for the end and return the exit status."""

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentgym.env import AECEnv, Env, ParallelEnv
-from agentgym.messages import user
+from agentgym.messages import assistant, user
+from agentgym.policy.scripted import SeededPolicy
 from agentgym.tools import ToolEnv, tool
 
 Step = tuple[Any, Any, Any, Any, Any]
@@ -36,7 +37,9 @@ class Scripted(Env):
         self.closed += 1
 
 
-def says(text: Any = "go on", reward: Any = 0.0, *, over: bool = False, cut: bool = False, **info: Any) -> Step:
+def says(
+    text: Any = "go on", reward: Any = 0.0, *, over: bool = False, cut: bool = False, **info: Any
+) -> Step:
     """What a step returns."""
     return text, reward, over, cut, info
 
@@ -75,7 +78,10 @@ class Relay(AECEnv):
         self.agent_selection, self.spoken, self.last_text = "a", 0, "begin"
         for table in ("rewards", "_cumulative_rewards"):
             setattr(self, table, dict.fromkeys(self.agents, 0.0))
-        self.terminations, self.truncations = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, False)
+        self.terminations, self.truncations = (
+            dict.fromkeys(self.agents, False),
+            dict.fromkeys(self.agents, False),
+        )
         self.infos: dict[str, Any] = {agent: {} for agent in self.agents}
 
     def observe(self, agent: str) -> Any:
@@ -106,7 +112,9 @@ class Relay(AECEnv):
 class Together(ParallelEnv):
     """Agents at once; returns what it was given, or one reward for each agent per step until `rounds` are over."""
 
-    def __init__(self, *steps: Any, first: Any = None, rounds: int = 2, agents: Sequence[str] = ("a", "b")) -> None:
+    def __init__(
+        self, *steps: Any, first: Any = None, rounds: int = 2, agents: Sequence[str] = ("a", "b")
+    ) -> None:
         self.possible_agents, self.first, self.steps, self.rounds = list(agents), first, list(steps), rounds
         self.heard: list[Mapping[str, Any]] = []
 
@@ -159,6 +167,27 @@ def _barrier(size: int) -> threading.Barrier:
     return _barriers.setdefault(size, threading.Barrier(size))
 
 
+class Counted(Env):
+    """One turn; refuses to say anything sensible when its seed is 13. Its copies are in `counted`."""
+
+    def __init__(self) -> None:
+        self.plays, self.closed = 0, threading.Event()
+        counted.append(self)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.plays += 1
+        return ("begin", {}) if seed != 13 else "nonsense"
+
+    def step(self, action: Any) -> Any:
+        return "end", 1.0, True, False, {"success": 1.0}
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+counted: list[Counted] = []
+
+
 class Stuck(Env):
     """Never comes back from `step` until it is released."""
 
@@ -179,6 +208,13 @@ class Stuck(Env):
 
 stuck: list[Stuck] = []
 """Every `Stuck` that was made in this process."""
+
+
+class Hello(SeededPolicy):
+    """Says hello."""
+
+    def act(self, messages: Any, tools: Any, info: Any) -> Any:
+        return assistant("hello")
 
 
 class Unmakeable(Env):

@@ -31,8 +31,8 @@ from agentgym.protocol import (
     StepDone,
     Welcome,
 )
-from agentgym.wire import PROTOCOL_VERSION, Channel, Packet, open_socket
 from agentgym.weights import weights_file
+from agentgym.wire import PROTOCOL_VERSION, Channel, Packet, open_socket
 
 H = TypeVar("H", bound=Header)
 
@@ -44,10 +44,7 @@ class Peer:
         self.inbox: asyncio.Queue[Packet] = asyncio.Queue()
         self.raw = open_socket(context, zmq.DEALER)
         self.raw.connect(address)
-        self.channel = Channel(self.raw, self.inbox.put_nowait, self.refuse)
-
-    def refuse(self, sender: bytes, error: WireError) -> None:
-        raise AssertionError(f"the other side sent garbage: {error}")
+        self.channel = Channel(self.raw, self.inbox.put_nowait, refuse)
 
     def send(self, header: Header, arrays: Mapping[str, NDArray[Any] | None] | None = None) -> None:
         self.channel.send(header, arrays)
@@ -179,3 +176,36 @@ def open_context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
         yield context
     finally:
         context.destroy(linger=0)
+
+
+class Office:
+    """A ROUTER socket, as the coordinator or a policy server has one; what it receives waits in `inbox`."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self.address = address
+        self.inbox: asyncio.Queue[Packet] = asyncio.Queue()
+        self.raw = open_socket(context, zmq.ROUTER)
+        self.raw.bind(address)
+        self.channel = Channel(self.raw, self.inbox.put_nowait, refuse)
+        self.heartbeats = 0
+
+    async def packet(self) -> Packet:
+        """Return the next message; heartbeats are counted and passed over."""
+        while isinstance((packet := await self.inbox.get()).header, Heartbeat):
+            self.heartbeats += 1
+        return packet
+
+    async def next(self, record: type[H]) -> H:
+        return (await self.packet()).expect(record)
+
+    async def welcome(self, *more: Header) -> bytes:
+        """Let a worker in, send it some messages and return its identity."""
+        packet = await self.packet()
+        packet.expect(Hello)
+        for header in (Welcome(), *more):
+            self.channel.send(header, to=packet.sender)
+        return packet.sender
+
+
+def refuse(_sender: bytes, error: WireError) -> None:
+    raise AssertionError(f"the other side sent garbage: {error}")

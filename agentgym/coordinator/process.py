@@ -255,7 +255,7 @@ class Coordinator:
                 if step.warmup or self._schedule.warmup_steps < number - 1 or self._groups_held == 0:
                     self._dispatcher.top_up(step, steps_left=left, in_training=self._groups_held)
                 self._issue(now)
-        if self._trainer_waits and self._training is None:
+        if self._trainer_waits and self._training is None and self._done < self._last_step:
             self._send_batch(self._schedule.step(self._done + 1), now)
 
     def _issue(self, now: float) -> None:

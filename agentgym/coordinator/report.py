@@ -15,7 +15,7 @@ from rich.markup import escape
 from agentgym.config import TensorBoardConfig
 from agentgym.coordinator.assemble import Assembled
 from agentgym.coordinator.schedule import Schedule, Step
-from agentgym.metrics import episode_metrics, render_episode
+from agentgym.metrics import CpuShare, episode_metrics, render_episode
 from agentgym.protocol import StepDone
 from agentgym.tensorboard import TensorBoard
 
@@ -58,6 +58,7 @@ class Reporter:
         self._console = console
         self._decode = decode
         self._clock = clock
+        self._cpu = CpuShare()
         self._last = clock()
         self._tokens = 0.0
         self._load_seconds = 0.0
@@ -127,6 +128,10 @@ class Reporter:
                 "system/episodes_per_second": rates.episodes,
                 "system/tokens_per_second": rates.tokens,
                 "system/step_seconds": rates.seconds,
+                "train/tokens_per_second": header.metrics.get("tokens", 0.0)
+                * step.updates
+                / max(1e-9, header.metrics.get("seconds", 0.0)),
+                "system/busy/coordinator": self._cpu.share(),
                 "system/busy/trainer": rates.trainer_busy,
                 "system/busy/engine": sum(engine) / len(engine) if engine else 0.0,
             }

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from agentgym.config import EnvConfig
-from agentgym.errors import PolicyError, PolicyUnavailableError
+from agentgym.errors import ConfigError, PolicyError, PolicyUnavailableError
 from agentgym.messages import AgentId
 from agentgym.metrics import render_episode
 from agentgym.model import check_model
@@ -31,6 +31,8 @@ from agentgym.worker.seat import Limits, Seat
 START_SECONDS = 180.0
 MAX_TOKENS = 128
 MAX_TURNS = 32
+SCRIPTED = "scripted"
+"""As a policy's name: the last one that the environment lists, by custom its best."""
 
 
 def play(env_id: str, *, policy: str, episodes: int, seed: int) -> None:
@@ -93,6 +95,12 @@ async def _play(
     seed: int,
 ) -> None:
     env_spec = spec(env_id)
+    if policy == SCRIPTED:
+        if not env_spec.scripted:
+            raise ConfigError(
+                f"{env_id} has no scripted policy; name one as 'module:Class', or a model's folder"
+            )
+        policy = list(env_spec.scripted)[-1]
     calls = EnvCalls(4)
     driver = DRIVERS[env_spec.kind](make(env_id))
 

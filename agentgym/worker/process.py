@@ -20,6 +20,7 @@ from agentgym.errors import AgentGymError, EnvError, RunError, WireError
 from agentgym.lifeline import die_with_parent
 from agentgym.log import setup_logging
 from agentgym.messages import AgentId
+from agentgym.metrics import CpuShare
 from agentgym.policy.client import PolicyClient, Sampling
 from agentgym.policy.scripted import load_scripted
 from agentgym.policy.template import ChatTokenizer
@@ -75,6 +76,7 @@ class Worker:
         self._refusal = ""
         self._heard = time.monotonic()
         self._turns = 0
+        self._cpu = CpuShare()
 
     async def run(self) -> None:
         """Work until the coordinator says drain.
@@ -100,9 +102,7 @@ class Worker:
                 ) from None
             self._channel.send(Ready(credits=self._config.workers.slots))
             while not self._ended.is_set():
-                self._channel.send(
-                    Heartbeat(stats={"episodes": float(len(self._tasks)), "turns": float(self._turns)})
-                )
+                self._channel.send(Heartbeat(stats=self._stats()))
                 silence = time.monotonic() - self._heard
                 if silence > limits.heartbeat_timeout * 3:
                     raise RunError(f"nothing heard from the coordinator for {silence:.0f} s")
@@ -119,6 +119,13 @@ class Worker:
         finally:
             await self._end()
             context.destroy()
+
+    def _stats(self) -> dict[str, float]:
+        return {
+            "busy": self._cpu.share(),
+            "episodes": float(len(self._tasks)),
+            "turns": float(self._turns),
+        }
 
     async def _end(self) -> None:
         """Stop the plays, which nobody wants any more, and close what is open."""

@@ -15,7 +15,9 @@ from agentgym.coordinator.groups import Group
 def assembled(
     *groups: Group, version: int = 0, max_staleness: int = 1, warmup: bool = False, **algorithm: Any
 ) -> Assembled:
-    settings = AlgorithmConfig.model_validate({"normalize_batch": False, "advantage": "group_mean", **algorithm})
+    settings = AlgorithmConfig.model_validate(
+        {"normalize_batch": False, "advantage": "group_mean", **algorithm}
+    )
     return assemble(groups, algorithm=settings, warmup=warmup, version=version, max_staleness=max_staleness)
 
 
@@ -48,7 +50,9 @@ def test_every_play_becomes_a_sample_with_its_advantage_on_the_sampled_tokens() 
 
 def test_turn_advantages_land_on_the_tokens_of_their_turns() -> None:
     # Rewards-to-go [3, 2, 0] and [1, 1]: means 2, 1.5, and 0 for the turn that one play reached alone.
-    found = assembled(group_of(episode_of([1.0, 2.0, 0.0]), episode_of([0.0, 1.0])), advantage="turn_group_mean")
+    found = assembled(
+        group_of(episode_of([1.0, 2.0, 0.0]), episode_of([0.0, 1.0])), advantage="turn_group_mean"
+    )
     assert [turn_values(sample) for sample in found.samples] == [[1.0, 0.5, 0.0], [-1.0, -0.5]]
     first = found.samples[0].advantages
     assert np.flatnonzero(first).tolist() == [PROMPT, PROMPT + 1, 2 * PROMPT + 2, 2 * PROMPT + 3]
@@ -67,7 +71,9 @@ def test_an_agent_is_compared_with_itself_only() -> None:
 
 def test_agents_of_frozen_policies_are_not_trained() -> None:
     plays = [
-        episode_of(trajectories=[trajectory_of([r], agent="a"), trajectory_of([-r], agent="b", trainable=False)])
+        episode_of(
+            trajectories=[trajectory_of([r], agent="a"), trajectory_of([-r], agent="b", trainable=False)]
+        )
         for r in (1.0, 0.0)
     ]
     found = assembled(group_of(*plays))
@@ -77,7 +83,9 @@ def test_agents_of_frozen_policies_are_not_trained() -> None:
 
 def test_tokens_that_are_too_old_are_masked_and_their_age_is_counted() -> None:
     found = assembled(
-        group_of(episode_of([0.0, 1.0], versions=[4, 5]), episode_of([0.0], versions=3)), version=6, max_staleness=1
+        group_of(episode_of([0.0, 1.0], versions=[4, 5]), episode_of([0.0], versions=3)),
+        version=6,
+        max_staleness=1,
     )
     (sample,) = found.samples
     assert np.flatnonzero(sample.loss_mask).tolist() == [2 * PROMPT + 2, 2 * PROMPT + 3]
@@ -119,7 +127,9 @@ def test_rounding_is_no_preference() -> None:
 
 
 def test_a_token_mean_gives_every_token_the_same_weight() -> None:
-    found = assembled(group_of(episode_of({"a": [1.0] * 3, "b": [1.0]}), episode_of({"a": [0.0], "b": [0.0]})))
+    found = assembled(
+        group_of(episode_of({"a": [1.0] * 3, "b": [1.0]}), episode_of({"a": [0.0], "b": [0.0]}))
+    )
     weights = np.concatenate([sample.weights[sample.loss_mask] for sample in found.samples])
     np.testing.assert_allclose(weights, 1 / len(weights), rtol=1e-6)
     assert total_weight(found) == pytest.approx(1.0)
@@ -174,7 +184,9 @@ def test_members_that_are_missing_are_not_compared_with() -> None:
 
 @given(
     plays=st.lists(
-        st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 6)), min_size=1, max_size=4), min_size=2, max_size=6
+        st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 6)), min_size=1, max_size=4),
+        min_size=2,
+        max_size=6,
     ),
     staleness=st.integers(0, 3),
     mean=st.sampled_from(["token", "agent"]),

@@ -18,7 +18,12 @@ WORKER = b"worker"
 
 
 def small_config(**sections: Any) -> Config:
-    rollout = {"tasks_per_step": TASKS, "group_size": MEMBERS, "max_staleness": STALENESS, "group_timeout": 10.0}
+    rollout = {
+        "tasks_per_step": TASKS,
+        "group_size": MEMBERS,
+        "max_staleness": STALENESS,
+        "group_timeout": 10.0,
+    }
     return config_of(rollout=rollout, coordinator={"max_retries": 2}, **sections)
 
 
@@ -37,7 +42,9 @@ def issued(dispatcher: Dispatcher, count: int, worker: bytes = WORKER) -> list[L
 
 
 def answer(lease: Lease, end: EndReason = EndReason.TERMINATED) -> Episode:
-    return episode_of(group=lease.group_id, member=lease.member, task_index=lease.task_index, end=end, error="why")
+    return episode_of(
+        group=lease.group_id, member=lease.member, task_index=lease.task_index, end=end, error="why"
+    )
 
 
 def test_groups_are_opened_up_to_the_capacity_and_to_what_is_left() -> None:
@@ -100,7 +107,9 @@ def test_an_answer_that_is_wrong_is_played_again_then_given_up(unreadable: bool)
             dispatcher.take_in(lease.lease_id, WORKER, episode_of(group=1, member=0), 0.0)
     assert dispatcher.leases.counts["given_up"] == 1
     assert dispatcher.groups.counts["late"] == 0
-    assert ("wrong" if unreadable else "answered member 0 of group 0 with member 0 of group 1") in dispatcher.last_error
+    assert (
+        "wrong" if unreadable else "answered member 0 of group 0 with member 0 of group 1"
+    ) in dispatcher.last_error
 
 
 def test_failures_without_a_success_between_end_the_run() -> None:
@@ -112,7 +121,9 @@ def test_failures_without_a_success_between_end_the_run() -> None:
         if number < 15:
             dispatcher.take_in(lease.lease_id, WORKER, failed, 0.0)
             continue
-        with pytest.raises(RunError, match="16 episodes failed one after another, none succeeded; the last one: why"):
+        with pytest.raises(
+            RunError, match="16 episodes failed one after another, none succeeded; the last one: why"
+        ):
             dispatcher.take_in(lease.lease_id, WORKER, failed, 0.0)
 
 
@@ -127,7 +138,9 @@ def test_a_success_starts_the_count_of_failures_again() -> None:
 
 
 def test_stragglers_of_a_group_that_went_on_are_cancelled() -> None:
-    config = config_of(rollout={"tasks_per_step": 1, "group_size": 4, "max_staleness": 0, "group_timeout": 10.0})
+    config = config_of(
+        rollout={"tasks_per_step": 1, "group_size": 4, "max_staleness": 0, "group_timeout": 10.0}
+    )
     dispatcher, step = filled(config)
     leases = issued(dispatcher, 3)
     for lease in leases[:2]:
@@ -196,7 +209,9 @@ class Life(RuleBasedStateMachine):
                 self.held[lease.lease_id] = (worker, lease)
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), twice=st.booleans(), how=st.sampled_from(["ok", "ok", "ok", "env", "policy", "noise"]))
+    @rule(
+        data=st.data(), twice=st.booleans(), how=st.sampled_from(["ok", "ok", "ok", "env", "policy", "noise"])
+    )
     def finish(self, data: st.DataObject, twice: bool, how: str) -> None:
         lease_id = data.draw(st.sampled_from(sorted(self.held)))
         worker, lease = self.held[lease_id]

@@ -11,7 +11,13 @@ def table_of(tickets: int = 0, *, max_retries: int = 2, timeout: float = 10.0) -
 
 
 def ticket_of(number: int = 0, **fields: Any) -> Ticket:
-    record = {"task_index": number, "seed": number + 100, "group_id": number // 2, "member": number % 2, **fields}
+    record = {
+        "task_index": number,
+        "seed": number + 100,
+        "group_id": number // 2,
+        "member": number % 2,
+        **fields,
+    }
     return Ticket(sampling_seed=number + 200, **record)
 
 

@@ -168,13 +168,21 @@ def test_a_warm_up_alone_needs_no_server(tmp_path: Path) -> None:
 
 def test_a_resumed_run_goes_on_where_its_checkpoint_was(tmp_path: Path) -> None:
     async def scene() -> None:
-        state = {"next_task": 40, "next_group": 50, "next_lease": 60, "pending_tasks": [7], "counts": {"ok": 5}}
+        state = {
+            "next_task": 40,
+            "next_group": 50,
+            "next_lease": 60,
+            "pending_tasks": [7],
+            "counts": {"ok": 5},
+        }
         async with play(small_run(), tmp_path, first_step=3, state=state) as cast:
             worker, server, trainer = cast.worker(), cast.server(), cast.trainer()
             weights = str(cast.run.places.exchange / "weights-2.safetensors")
 
             async def train() -> None:
-                trainer.send(Hello(role="trainer", name="trainer", protocol=1, pid=1, version=2, weights=weights))
+                trainer.send(
+                    Hello(role="trainer", name="trainer", protocol=1, pid=1, version=2, weights=weights)
+                )
                 await trainer.next(Welcome)
                 trainer.send(BatchRequest(step=3))
                 batch = await trainer.next(BatchHeader)
@@ -466,7 +474,10 @@ def test_a_trainer_that_is_out_of_step_ends_the_run(tmp_path: Path) -> None:
             return await cast.run.failure()
 
     assert within(30, scene(BatchRequest(step=4))) == "the trainer asks for step 4; step 1 is next"
-    assert within(30, scene(StepDone(step=1, metrics={}))) == "the trainer finished step 1, which it was not given"
+    assert (
+        within(30, scene(StepDone(step=1, metrics={})))
+        == "the trainer finished step 1, which it was not given"
+    )
 
 
 def test_a_silent_worker_that_was_started_by_hand_is_given_up(tmp_path: Path) -> None:
@@ -480,7 +491,10 @@ def test_a_silent_worker_that_was_started_by_hand_is_given_up(tmp_path: Path) ->
             held = [await leased(silent) for _ in range(2)]
             cast.start(worker.work("worker-0"), worker.beat(0.1))
             await cast.run.task
-            assert "by-hand was silent for 0.5 s; its 2 episodes are played again" in cast.run.terminal.getvalue()
+            assert (
+                "by-hand was silent for 0.5 s; its 2 episodes are played again"
+                in cast.run.terminal.getvalue()
+            )
             again = {(lease.group_id, lease.member) for lease in worker.played}
             assert {(lease.group_id, lease.member) for lease in held} <= again
 

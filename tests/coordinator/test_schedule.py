@@ -26,7 +26,10 @@ def test_steps_are_first_warm_up_then_reinforcement_learning() -> None:
     assert [s.warmup for s in steps] == [True, True, False, False, False]
     assert [s.loss for s in steps] == ["sft", "sft", "ppo_clip", "ppo_clip", "ppo_clip"]
     assert [s.publish for s in steps] == [False, True, True, True, True]
-    assert [(s.groups, s.group_size, s.capacity, s.updates) for s in steps[1:3]] == [(5, 1, 10, 1), (4, 6, 12, 3)]
+    assert [(s.groups, s.group_size, s.capacity, s.updates) for s in steps[1:3]] == [
+        (5, 1, 10, 1),
+        (4, 6, 12, 3),
+    ]
     assert [schedule.phase_end(number) for number in range(1, 6)] == [2, 2, 5, 5, 5]
     assert (schedule.warmup_steps, schedule.last_step) == (2, 5)
 
@@ -66,7 +69,9 @@ def test_the_warm_up_rises_over_a_tenth_and_falls_to_a_tenth(steps: int) -> None
 
 def test_seeds_differ_by_everything_that_they_depend_on_and_nothing_else() -> None:
     tasks = {task_seed(run, crc32(env), task) for run in (1, 2) for env in (b"a", b"b") for task in range(50)}
-    members = {sampling_seed(run, group, member) for run in (1, 2) for group in range(20) for member in range(8)}
+    members = {
+        sampling_seed(run, group, member) for run in (1, 2) for group in range(20) for member in range(8)
+    }
     assert (len(tasks), len(members)) == (200, 320)
     assert all(0 <= seed < 2**31 for seed in tasks | members)
     assert task_seed(1, crc32(b"a"), 3) == task_seed(1, crc32(b"a"), 3)

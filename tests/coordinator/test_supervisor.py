@@ -150,7 +150,9 @@ def test_a_process_that_never_gets_ready_ends_the_run_after_the_second_time(tmp_
         ended(child)
         made.supervisor.restart_dead()
         ended(child)
-        with pytest.raises(RunError, match="(?s)ended with status 3 before it was ready, twice\n.*the reason"):
+        with pytest.raises(
+            RunError, match="(?s)ended with status 3 before it was ready, twice\n.*the reason"
+        ):
             made.supervisor.restart_dead()
 
 
@@ -168,7 +170,9 @@ def test_one_failed_start_after_a_long_life_is_forgiven(tmp_path: Path) -> None:
 def test_the_end_of_the_trainer_ends_the_run(tmp_path: Path) -> None:
     with nest(tmp_path) as made:
         ended(made.start("trainer", ["exit", "9"], role="trainer"))
-        with pytest.raises(RunError, match=r"(?s)trainer \(pid .*\) ended with status 9; go on .* --resume\n.*reason"):
+        with pytest.raises(
+            RunError, match=r"(?s)trainer \(pid .*\) ended with status 9; go on .* --resume\n.*reason"
+        ):
             made.supervisor.restart_dead()
 
 

@@ -88,7 +88,9 @@ def test_a_play_that_is_alone_has_no_advantage(function: Callable[..., list[list
 
 
 rewards = st.lists(
-    st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=4), min_size=1, max_size=5), min_size=1, max_size=4
+    st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=4), min_size=1, max_size=5),
+    min_size=1,
+    max_size=4,
 ).map(lambda groups: plays(*groups))
 
 

@@ -57,7 +57,9 @@ def test_a_batch_whose_arrays_do_not_fit_is_refused() -> None:
     samples = [sample_of(1), sample_of(2)]
     arrays = {name: array for name, array in concatenate(samples).items() if array is not None}
     sums = [s.checksum for s in samples]
-    with pytest.raises(IntegrityError, match=r"a batch of 15 tokens lacks \['weights'\]; of other lengths: \[\]"):
+    with pytest.raises(
+        IntegrityError, match=r"a batch of 15 tokens lacks \['weights'\]; of other lengths: \[\]"
+    ):
         split({name: array for name, array in arrays.items() if name != "weights"}, [5, 10], sums)
     with pytest.raises(IntegrityError, match=r"of other lengths: \['tokens'\]"):
         split({**arrays, "tokens": arrays["tokens"][1:]}, [5, 10], sums)

@@ -26,7 +26,11 @@ def run(*arguments: str) -> None:
 def agentgym(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command as a user would."""
     return subprocess.run(
-        [sys.executable, "-m", "agentgym", *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "agentgym", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
@@ -74,7 +78,9 @@ def test_the_commands_of_the_processes_read_the_resolved_settings(tmp_path: Path
 
 def test_a_wrong_configuration_is_one_clear_message_and_status_1(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    path.write_text("[env]\nid = 'agentgym/GuessNumber-v0'\n[policies.learner]\nmodel = 'x'\n[run]\nsteeps = 1")
+    path.write_text(
+        "[env]\nid = 'agentgym/GuessNumber-v0'\n[policies.learner]\nmodel = 'x'\n[run]\nsteeps = 1"
+    )
     done = agentgym("train", str(path))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"ConfigError: {path}:\n  unknown key 'run.steeps'; did you mean 'steps'?\n"
@@ -103,7 +109,9 @@ def test_help_loads_nothing_heavy() -> None:
         "heavy = {'torch', 'vllm', 'megatron', 'transformers', 'gymnasium', 'pettingzoo', 'numpy', 'zmq', 'tensorboard'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     for command in ("train", "worker", "serve", "init-model", "list", "play"):
         assert command in done.stdout

@@ -31,7 +31,11 @@ def load(folder: Path, extra: str = "", *overrides: str) -> Config:
 def test_the_smallest_configuration_has_defaults_for_the_rest(tmp_path: Path) -> None:
     config = load(tmp_path)
     assert config == config_of(model="models/tiny")
-    assert (config.learner, config.model, config.run_dir) == ("learner", Path("models/tiny"), Path("runs/run"))
+    assert (config.learner, config.model, config.run_dir) == (
+        "learner",
+        Path("models/tiny"),
+        Path("runs/run"),
+    )
     assert config.episodes_per_step == config.rollout.tasks_per_step * config.rollout.group_size
 
 
@@ -40,7 +44,10 @@ def test_the_smallest_configuration_has_defaults_for_the_rest(tmp_path: Path) ->
     [
         ("[run]\nsteeps = 5", "unknown key 'run.steeps'; did you mean 'steps'?"),
         ("[rolout]\ngroup_size = 4", "unknown key 'rolout'; did you mean 'rollout'?"),
-        ("[policies.learner2]\nmodell = 'x'", "unknown key 'policies.learner2.modell'; did you mean 'model'?"),
+        (
+            "[policies.learner2]\nmodell = 'x'",
+            "unknown key 'policies.learner2.modell'; did you mean 'model'?",
+        ),
         ("[run]\nqqqqqq = 5", "unknown key 'run.qqqqqq'; known here: dir, name, seed, steps"),
         ("[run]\ngroup_size = 5", "unknown key 'run.group_size'; did you mean 'rollout.group_size'?"),
         ("[run]\nsteps = 'many'", "run.steps: Input should be a valid integer.*(found 'many')"),
@@ -50,11 +57,16 @@ def test_the_smallest_configuration_has_defaults_for_the_rest(tmp_path: Path) ->
         ("[sampling]\ntop_p = 0", "sampling.top_p: Input should be greater than 0 (found 0)"),
         ("[algorithm]\nloss = 'reinforce'", "algorithm.loss: Input should be 'dppo_tv' or 'ppo_clip'"),
         ("[policies]\nopponent = 3", "policies.opponent: Input should be a valid dictionary"),
-        ("[policies.both]\nmodel = 'x'\nscripted = 'y'", "policies.both: give exactly one of `model` and `scripted`"),
+        (
+            "[policies.both]\nmodel = 'x'\nscripted = 'y'",
+            "policies.both: give exactly one of `model` and `scripted`",
+        ),
         ("[policies.neither]", "policies.neither: give exactly one of `model` and `scripted`"),
     ],
 )
-def test_a_wrong_key_or_value_is_named_with_what_would_be_right(tmp_path: Path, extra: str, message: str) -> None:
+def test_a_wrong_key_or_value_is_named_with_what_would_be_right(
+    tmp_path: Path, extra: str, message: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, extra)
     for part in message.split(".*"):
@@ -87,7 +99,10 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
             {"policies": {"b": {"model": "m"}}, "policy_mapping": {"a": "b"}},
             r"policies\.b has a model but is not in policies_to_train",
         ),
-        ({"rollout": {"group_size": 1}}, r"'group_mean' compares the members of a group; set rollout\.group_size >= 2"),
+        (
+            {"rollout": {"group_size": 1}},
+            r"'group_mean' compares the members of a group; set rollout\.group_size >= 2",
+        ),
         ({"server": {"max_model_len": 32}}, r"sampling\.max_tokens = 32 leaves no room for a prompt"),
     ],
 )
@@ -172,7 +187,13 @@ def test_the_resolved_settings_are_read_back_as_they_were(tmp_path: Path, path: 
 def test_every_key_has_a_description() -> None:
     keys = dict(all_keys())
     assert [key for key, field in keys.items() if not field.description] == []
-    assert {"run.steps", "env.id", "policies.NAME.model", "policies_to_train", "policy_mapping"} <= keys.keys()
+    assert {
+        "run.steps",
+        "env.id",
+        "policies.NAME.model",
+        "policies_to_train",
+        "policy_mapping",
+    } <= keys.keys()
     assert len(keys) > 70
 
 

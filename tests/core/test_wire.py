@@ -67,7 +67,13 @@ ONE_OF_EACH: dict[str, Header] = {
         protocol.StepDone(step=1, metrics={"loss": 0.25}, weights="w", checkpoint="c"),
     )
 }
-ARRAYS = [np.arange(24).reshape(2, 3, 4), np.zeros((0,)), np.zeros((3, 0, 2)), np.ones((1, 1, 1, 1)), np.arange(5)]
+ARRAYS = [
+    np.arange(24).reshape(2, 3, 4),
+    np.zeros((0,)),
+    np.zeros((3, 0, 2)),
+    np.ones((1, 1, 1, 1)),
+    np.arange(5),
+]
 
 
 def frames_of(header: Any, *buffers: bytes, kind: bytes = b"ack") -> list[bytes]:
@@ -192,12 +198,16 @@ anything = st.recursive(
     max_leaves=20,
 )
 kinds = st.sampled_from([kind.encode() for kind in KINDS]) | st.binary(max_size=8)
-described = st.fixed_dictionaries({"_arrays": anything}) | st.fixed_dictionaries({"lease_id": st.integers(0, 9)})
+described = st.fixed_dictionaries({"_arrays": anything}) | st.fixed_dictionaries(
+    {"lease_id": st.integers(0, 9)}
+)
 headers = st.binary() | (anything | described).map(lambda value: msgpack.packb(value, strict_types=False))
 
 
 @given(frames=st.lists(st.binary(), max_size=5) | st.tuples(kinds, st.binary(), headers).map(list))
-@example(frames=[b"ack", b"", msgpack.packb({"lease_id": 1, "_arrays": [["x", "bool", [0, 2**64 - 1]]]}), b""])
+@example(
+    frames=[b"ack", b"", msgpack.packb({"lease_id": 1, "_arrays": [["x", "bool", [0, 2**64 - 1]]]}), b""]
+)
 def test_arbitrary_frames_raise_nothing_but_wire_errors(frames: list[bytes]) -> None:
     try:
         packet = unpack(frames)
@@ -327,7 +337,15 @@ def test_a_peer_that_does_not_read_is_an_error_not_a_wait(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "address", ["ipc:///tmp/x", "inproc://x", "tcp://127.0.0.1:5", "tcp://localhost:*", "tcp://[::1]:5", "tcp://127.9.9.9:1"]
+    "address",
+    [
+        "ipc:///tmp/x",
+        "inproc://x",
+        "tcp://127.0.0.1:5",
+        "tcp://localhost:*",
+        "tcp://[::1]:5",
+        "tcp://127.9.9.9:1",
+    ],
 )
 def test_addresses_of_this_machine_may_be_bound(address: str) -> None:
     refuse_public_bind(address)

@@ -110,7 +110,9 @@ def test_a_run_goes_on_without_the_plays_that_fail_and_counts_them(tmp_path: Pat
 
 
 def test_wrong_tool_calls_are_answered_and_counted(tmp_path: Path) -> None:
-    write_run(tmp_path, "agentgym/Calculator-v0", teacher="odd_envs:BadCaller")
+    write_run(
+        tmp_path, "agentgym/Calculator-v0", teacher="odd_envs:BadCaller", server={"max_model_len": 2048}
+    )
     done = run_cli("train", "run.toml", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     shown = curves(tmp_path / "runs" / "run")
@@ -169,7 +171,8 @@ def test_garbage_is_answered_and_counted_and_the_run_stops_on_request_and_goes_o
         killed = run.pid("trainer")
         run.kill(killed)
         assert run.wait() == 1
-        expected = f"RunError: trainer (pid {killed}) was killed by SIGKILL; go on from the last checkpoint with --resume"
+        died = f"RunError: trainer (pid {killed}) was killed by SIGKILL"
+        expected = f"{died}; go on from the last checkpoint with --resume"
         assert_one_clear_error("\n".join(line for line in run.lines[run.lines.index(expected) :]), expected)
         assert wait_until_gone(tmp_path, 10.0) == {}
 
@@ -177,7 +180,9 @@ def test_garbage_is_answered_and_counted_and_the_run_stops_on_request_and_goes_o
 def test_a_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     write_run(tmp_path, "odd_envs:Letters", warmup=ENDLESS, **{"env.kwargs": {"latency": 20.0}})
     with running(tmp_path, "run.toml") as run:
-        run.wait_for("watch it: ")
+        run.wait_for(
+            "worker-0 .* is there", log="coordinator"
+        )  # and plays: nothing is said before the first step
         os.kill(run.process.pid, signal.SIGINT)
         run.wait_for("once more to stop at once")
         os.kill(run.process.pid, signal.SIGINT)

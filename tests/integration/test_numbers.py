@@ -1,9 +1,10 @@
 """The numbers that prove it: policy server, trainer and transformers agree on every token of whole episodes.
 
 One real vLLM in float32 plays four environments: several turns, tools, agents by turns, agents at once. Everything
-that an episode records is then computed a second time from its ids.
+that an episode records is then computed a second time from its ids. `--log-cli-level=INFO` shows the numbers.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -60,8 +61,10 @@ def with_calls(client: Policy, tokenizer: ChatTokenizer, lease: Lease) -> Policy
 
 
 GUESSING = Table(
-    "agentgym/GuessNumber-v0", 2, 3, max_tokens=lambda lease: 24, kwargs={"consistency_reward": 0.25}
+    "agentgym/GuessNumber-v0", 3, 4, max_tokens=lambda lease: 24, kwargs={"consistency_reward": 0.25}
 )
+_logger = logging.getLogger(__name__)
+
 TABLES = (
     GUESSING,
     Table("agentgym/Calculator-v0", 1, 3, max_tokens=lambda lease: 32, player=with_calls),
@@ -156,9 +159,14 @@ def referee(episode: Episode) -> dict[str, list[float]]:
 
 
 def test_every_sampled_token_has_the_logprob_of_transformers(lab: Lab, episodes: list[Episode]):
-    for trajectory in trajectories_of(episodes):
-        difference = np.abs(trajectory.logprobs - reference(lab.models[0], trajectory))
-        assert difference[sampled(trajectory)].max() <= 1e-5
+    differences = [
+        np.abs(trajectory.logprobs - reference(lab.models[0], trajectory))[sampled(trajectory)]
+        for trajectory in trajectories_of(episodes)
+    ]
+    _logger.info(
+        "%d tokens, largest difference %.2e", sum(map(len, differences)), max(d.max() for d in differences)
+    )
+    assert all((difference <= 1e-5).all() for difference in differences)
 
 
 def test_every_token_has_the_routes_of_transformers_but_the_last_which_has_none(
@@ -179,7 +187,9 @@ def test_the_trainer_gives_the_sampled_tokens_the_probability_that_they_were_sam
     header, arrays = batch_message(episodes, version=0)
     ours, rollout = trainer_logprobs(lab.models[0], header, arrays, dtype=torch.float32, replayed=True)
     assert len(ours) == sum(sampled(trajectory).sum() for trajectory in trajectories_of(episodes))
-    assert (ours - rollout).abs().max() <= 1e-4
+    difference = (ours - rollout).abs()
+    _logger.info("%d tokens, largest difference %.2e", len(difference), difference.max())
+    assert (difference <= 1e-4).all()
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -188,13 +198,12 @@ def test_replayed_routes_bring_a_bfloat16_trainer_closer_to_the_rollout(lab: Lab
     init_model(tmp_path / "model", seed=seed)
     lab.load(tmp_path / "model")
     header, arrays = batch_message(within(120, lab.play(GUESSING)), lab.version)
-    with_replay, without = (
-        kl_to_rollout(*trainer_logprobs(lab.model, header, arrays, dtype=torch.bfloat16, replayed=replayed))[
-            "kl_rollout"
-        ].mean()
-        for replayed in (True, False)
-    )
-    assert with_replay < without
+    kl = {}
+    for replayed in (True, False):
+        pair = trainer_logprobs(lab.model, header, arrays, dtype=torch.bfloat16, replayed=replayed)
+        kl[replayed] = kl_to_rollout(*pair)["kl_rollout"].mean().item()
+    _logger.info("mean k3 over %d tokens: %.2e with replay, %.2e without", len(pair[0]), kl[True], kl[False])
+    assert kl[True] < kl[False]
 
 
 def test_tokens_are_of_the_version_that_is_recorded_while_weights_change_under_the_episodes(
@@ -208,20 +217,22 @@ def test_tokens_are_of_the_version_that_is_recorded_while_weights_change_under_t
     everyone = {int(version) for t in trajectories for version in t.versions[sampled(t)]}
     assert everyone == set(range(first, first + 4))
     assert any(len(set(t.versions[turn.start : turn.end])) > 1 for t in trajectories for turn in t.turns)
-    others: list[NDArray[np.bool_]] = []
+    largest, same = 0.0, []
     for version in sorted(everyone):
         for trajectory in trajectories:
             own = trajectory.versions == version
             difference = np.abs(trajectory.logprobs - reference(lab.models[version], trajectory))
-            assert (difference[own] <= 1e-5).all()
-            others.append(difference[sampled(trajectory) & ~own] <= 1e-4)
+            largest = max(largest, difference[own].max(initial=0.0))
+            same.append(difference[sampled(trajectory) & ~own] <= 1e-4)
             # A token's row comes from the computation that the next token was sampled from.
             behind = own[1:]
             assert trajectory.routes is not None
             expected = reference_routes(lab.models[version], trajectory.tokens.tolist())
             assert np.array_equal(np.sort(trajectory.routes[:-1], axis=-1)[behind], expected[:-1][behind])
-    # The weights differ so much that a token rarely has the same probability under two of them.
-    assert np.concatenate(others).mean() < 0.01
+    share = np.concatenate(same).mean()
+    _logger.info("largest difference %.2e; under other weights %.2g are as near as 1e-4", largest, share)
+    assert largest <= 1e-5
+    assert share < 0.01
 
 
 def test_a_batch_is_trained_as_its_workers_recorded_it_or_not_at_all(

@@ -186,7 +186,10 @@ class BadRelay(Relay):
     [
         (None, "last() returned None; expected (observation, reward, terminated, truncated, info)"),
         (("x", 0.0, False, {}), "last() returned ('x', 0.0, False, {})"),
-        (({"text": "x"}, 0.0, False, False, {}), "the observation of 'a' has keys ['text']; expected 'messages'"),
+        (
+            ({"text": "x"}, 0.0, False, False, {}),
+            "the observation of 'a' has keys ['text']; expected 'messages'",
+        ),
         (({"messages": 3}, 0.0, False, False, {}), "an observation is int"),
         (({"messages": []}, None, False, False, {}), "the reward is None"),
         (({"messages": []}, 0.0, False, False, None), "info is NoneType"),
@@ -219,7 +222,10 @@ def test_an_agent_without_a_reward_got_nothing_and_its_info_counts() -> None:
     driver = ParallelDriver(Together(step))
     driver.reset(1)
     state = driver.act({"a": HELLO, "b": HELLO})
-    assert state.outcomes == [Outcome("a", 1.0, {}), Outcome("b", 0.0, {"metrics": {"n": 1.0}}, truncated=True)]
+    assert state.outcomes == [
+        Outcome("a", 1.0, {}),
+        Outcome("b", 0.0, {"metrics": {"n": 1.0}}, truncated=True),
+    ]
 
 
 @pytest.mark.parametrize(

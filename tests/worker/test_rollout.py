@@ -1,7 +1,10 @@
 import asyncio
 import itertools
+import json
+import shutil
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -145,7 +148,9 @@ def of(episode: Episode, agent: str) -> Trajectory:
 def test_one_agent_plays_to_the_end_and_every_token_is_recorded(tokenizer: ChatTokenizer) -> None:
     policy = FakePolicy(tokenizer, "first", "second")
     stage = Stage(tokenizer, policy)
-    env = Scripted(says("more", 0.5, rewards={"a": 0.5}), says("bye", 1.0, over=True, rewards={"b": 1.0}, success=1))
+    env = Scripted(
+        says("more", 0.5, rewards={"a": 0.5}), says("bye", 1.0, over=True, rewards={"b": 1.0}, success=1)
+    )
     play = stage.play(env)
     episode, trajectory = play.episode, play.episode.trajectories[0]
     assert (episode.end_reason, episode.error, play.reusable) == (EndReason.TERMINATED, "", True)
@@ -155,7 +160,10 @@ def test_one_agent_plays_to_the_end_and_every_token_is_recorded(tokenizer: ChatT
     assert episode.agent_metrics == {"agent": {"success": 1.0}}
     assert (trajectory.agent, trajectory.policy, trajectory.trainable) == ("agent", "learner", True)
     assert stage.said(trajectory) == ["first<|end|>", "second<|end|>"]
-    assert [(turn.reward, turn.rewards) for turn in trajectory.turns] == [(0.5, {"a": 0.5}), (1.0, {"b": 1.0})]
+    assert [(turn.reward, turn.rewards) for turn in trajectory.turns] == [
+        (0.5, {"a": 0.5}),
+        (1.0, {"b": 1.0}),
+    ]
     # What follows the last answer is not learned from, and what was sent as a prompt is what is recorded.
     assert stage.text(trajectory).startswith(policy.prompts[1])
     assert stage.text(trajectory).endswith("second<|end|>")
@@ -342,7 +350,9 @@ def test_a_server_that_never_comes_back_fails_the_episode(tokenizer: ChatTokeniz
 
 
 @pytest.mark.parametrize(
-    "error", [PolicyError("the server refused"), IntegrityError("route rows do not continue")], ids=["policy", "routes"]
+    "error",
+    [PolicyError("the server refused"), IntegrityError("route rows do not continue")],
+    ids=["policy", "routes"],
 )
 def test_a_policy_that_fails_fails_the_episode(tokenizer: ChatTokenizer, error: Exception) -> None:
     play = Stage(tokenizer, FakePolicy(tokenizer, "x", error)).play(Scripted(says("y", 1.0)))
@@ -367,7 +377,10 @@ def test_an_answer_that_was_broken_off_is_no_answer(tokenizer: ChatTokenizer, fi
     ("answer", "message"),
     [
         (raising(KeyError("board")), "policy 'learner' raised KeyError: 'board'"),
-        (lambda: "hello", "policy 'learner' answered 'hello'; expected {'role': 'assistant', 'content': text}"),
+        (
+            lambda: "hello",
+            "policy 'learner' answered 'hello'; expected {'role': 'assistant', 'content': text}",
+        ),
         (lambda: None, "policy 'learner' answered None"),
         (lambda: {"role": "assistant", "content": None}, "policy 'learner' answered {'role'"),
     ],
@@ -382,6 +395,17 @@ def test_a_scripted_policy_that_is_wrong_fails_the_episode(
     play = Stage(tokenizer, Wrong("x")).play(Scripted(says()))
     assert play.episode.end_reason is EndReason.POLICY_FAILED
     assert play.episode.error.startswith(message)
+
+
+def test_a_conversation_that_the_chat_template_refuses_fails_the_episode(model: Path, tmp_path: Path) -> None:
+    strict = Path(shutil.copytree(model, tmp_path / "strict"))
+    settings = json.loads((strict / "tokenizer_config.json").read_text())
+    settings["chat_template"] = '{{ raise_exception("roles must alternate") }}'
+    (strict / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = ChatTokenizer(strict)
+    play = Stage(tokenizer, FakePolicy(tokenizer, "x")).play(Scripted(says()))
+    assert play.episode.end_reason is EndReason.ENV_FAILED
+    assert "roles must alternate" in play.episode.error
 
 
 def test_when_one_of_several_agents_fails_the_others_are_waited_for(tokenizer: ChatTokenizer) -> None:
