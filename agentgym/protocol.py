@@ -131,7 +131,6 @@ class Generate(Header):
     top_k: int = Field(ge=0)
     """0: no limit."""
     stop_token_ids: list[int]
-    seed: int | None = None
     routes_start: int = Field(default=0, ge=0)
     """Routes of the tokens before this position are not sent back."""
 

@@ -242,10 +242,13 @@ def curves(run_dir: Path) -> Curves:
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def sampled(run_dir: Path) -> list[tuple[int, str]]:
-    """Return the sample episodes of a run, by step."""
+def sampled(run_dir: Path) -> dict[int, str]:
+    """Return the sample episodes of a run, by step; the latest where a step was taken again.
+
+    TensorBoard itself drops the earlier ones, as it does for curves; this reader of its files does not for texts.
+    """
     texts = _events(run_dir).Tensors("samples/episodes")
-    return [(event.step, event.tensor_proto.string_val[0].decode()) for event in texts]
+    return {event.step: event.tensor_proto.string_val[0].decode() for event in texts}
 
 
 def _events(run_dir: Path) -> EventAccumulator:

@@ -102,10 +102,10 @@ class Relay(AECEnv):
         self.spoken, self.last_text = self.spoken + 1, str(action)
         if self.spoken >= 2 * self.rounds:
             ended = dict.fromkeys(self.agents, True)
-            if self.end == "termination":
+            if self.end != "truncation":
                 self.terminations = ended
-            else:
-                self.truncations = ended
+            if self.end != "termination":
+                self.truncations = dict(ended)
         self.agent_selection = other
 
 

@@ -55,7 +55,7 @@ def assemble(
     agents = dict.fromkeys(
         agent for members in members_B_G for episode in members for agent in episode.agents
     )
-    oldest = None if warmup else version - max_staleness
+    oldest = None if warmup else max(0, version - max_staleness)
     scored = [row for agent in agents for row in _score(agent, members_B_G, algorithm, oldest)]
     scale = 1.0
     if algorithm.normalize_batch and not warmup and scored:

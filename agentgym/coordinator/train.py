@@ -25,7 +25,7 @@ from agentgym.policy.scripted import load_scripted
 from agentgym.policy.template import ChatTokenizer
 from agentgym.registry import make, spec
 from agentgym.tensorboard import TensorBoard
-from agentgym.weights import make_exchange
+from agentgym.weights import exchange_folder
 
 STOP_SECONDS = 10.0
 
@@ -159,12 +159,11 @@ def _prepare(config: Config, *, resume: bool) -> None:
 @contextlib.contextmanager
 def _places(run_dir: Path) -> Iterator[Places]:
     sockets = Path(tempfile.mkdtemp(prefix="agentgym-"))
-    exchange = make_exchange()
     try:
-        yield Places(run_dir.absolute(), sockets, exchange)
+        with exchange_folder() as exchange:
+            yield Places(run_dir.absolute(), sockets, exchange)
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
-        shutil.rmtree(exchange, ignore_errors=True)
 
 
 def _summary(run_dir: Path, reporter: Reporter, console: Console) -> None:

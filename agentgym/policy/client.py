@@ -37,7 +37,6 @@ class Sampling:
     """0: no limit."""
     stop_token_ids: tuple[int, ...] = ()
     """Sampling one of these ends the answer; it is the answer's last token."""
-    seed: int | None = None
 
     def within(self, room: int) -> "Sampling":
         """Return the same with at most `room` tokens."""
@@ -173,7 +172,6 @@ class PolicyClient:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             stop_token_ids=list(sampling.stop_token_ids),
-            seed=sampling.seed,
             routes_start=routes_start,
         )
         start = time.monotonic()

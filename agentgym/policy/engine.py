@@ -162,7 +162,6 @@ class Engine:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
-            seed=sampling.seed,
             stop_token_ids=list(sampling.stop_token_ids),
             ignore_eos=True,  # the caller's stop tokens are the only ones
             logprobs=0,  # of the sampled token alone

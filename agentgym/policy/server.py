@@ -351,5 +351,4 @@ def _sampling(header: Generate) -> Sampling:
         top_p=header.top_p,
         top_k=header.top_k,
         stop_token_ids=tuple(header.stop_token_ids),
-        seed=header.seed,
     )

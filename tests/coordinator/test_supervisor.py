@@ -151,7 +151,7 @@ def test_a_process_that_never_gets_ready_ends_the_run_after_the_second_time(tmp_
         made.supervisor.restart_dead()
         ended(child)
         with pytest.raises(
-            RunError, match="(?s)ended with status 3 before it was ready, twice\n.*the reason"
+            RunError, match=r"(?s)ended with status 3 before it was ready, twice\n.*the reason"
         ):
             made.supervisor.restart_dead()
 

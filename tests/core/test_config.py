@@ -164,7 +164,7 @@ def test_an_override_below_a_value_is_refused(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read the configuration .*No such file"):
         load_config(tmp_path / "none.toml")
-    with pytest.raises(ConfigError, match="cannot read the configuration .*directory"):
+    with pytest.raises(ConfigError, match=r"cannot read the configuration .*directory"):
         load_config(tmp_path)
     with pytest.raises(ConfigError, match=r"is not valid TOML: .*line 2"):
         load_config(toml(tmp_path, "[run]\nsteps = = 3"))

@@ -8,43 +8,60 @@ from pathlib import Path
 import pytest
 
 from agentgym.tiny_model import init_model
-from runs import CONFIGS, Curves, curves, processes_in, run_cli, running, sampled, wait_until_gone, write_run
+from runs import (
+    CONFIGS,
+    Curves,
+    ask,
+    curves,
+    processes_in,
+    run_cli,
+    running,
+    sampled,
+    wait_until_gone,
+    write_run,
+)
 
 WARMUP, STEPS, TASKS, GROUP, WARMUP_TASKS = 3, 8, 4, 4, 8
 FEWER = (
     "run.steps=2",
-    "warmup.steps=2",
     "warmup.episodes=16",
     f"rollout.tasks_per_step={TASKS}",
     f"rollout.group_size={GROUP}",
+    "rollout.max_staleness=0",  # so that every token is compared under the weights that sampled it
     "workers.slots=16",
     "server.kv_cache_gib=0.1",
     "policies.learner.model=model",
 )
-AGENTS = {
-    "calculator": ("Calculator-v0", ["agent"]),
-    "tictactoe": ("TicTacToe-v0", ["player_1", "player_2"]),
-    "split_coins": ("SplitCoins-v0", ["player_0", "player_1"]),
+SHIPPED = {
+    "calculator": ("Calculator-v0", ["agent"], 2),
+    "tictactoe": (
+        "TicTacToe-v0",
+        ["player_1", "player_2"],
+        40,
+    ),  # the second one plays if the first one's move is legal
+    "split_coins": ("SplitCoins-v0", ["player_0", "player_1"], 2),
 }
+"""Environment, agents and steps of warm-up, by configuration."""
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_the_shipped_configurations_train_every_agent(name: str, tmp_path: Path) -> None:
     init_model(tmp_path / "model", "tiny-moe", 1)
-    done = run_cli("train", str(CONFIGS / f"{name}.toml"), *FEWER, cwd=tmp_path)
+    env_id, agents, warmup = SHIPPED[name]
+    config = str(CONFIGS / f"{name}.toml")
+    done = run_cli("train", config, *FEWER, f"warmup.steps={warmup}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stderr == ""
     shown = curves(tmp_path / "runs" / name.replace("_", "-"))
-    env_id, agents = AGENTS[name]
     for agent in agents:
         assert [step for step, _ in shown[f"agent/{env_id}/{agent}/reward"]] == [1, 2]
     assert [step for step, _ in shown["train/loss"]] == [1, 2]
-    assert [step for step, _ in shown["warmup/loss"]] == [-1, 0]
+    assert [step for step, _ in shown["warmup/loss"]] == list(range(1 - warmup, 1))
     assert all(math.isfinite(value) for tag in ("train/loss", "warmup/loss") for _, value in shown[tag])
     assert all(value > 0.95 for _, value in shown["train/route_coverage"])
     assert all(0 <= value <= 1e-4 for _, value in shown["train/mismatch_max"])
-    assert all(value <= 1 for _, value in shown["policy/age_max"])
+    assert [value for _, value in shown["policy/age_max"]] == [0, 0]
 
 
 @pytest.mark.timeout(1500)
@@ -63,6 +80,7 @@ def test_a_run_goes_on_after_the_death_of_any_process_and_counts_each_episode_on
     run_dir = tmp_path / "runs" / "deaths"
     with running(tmp_path, "run.toml") as run:
         run.wait_for(rf" 1/{STEPS} ")
+        assert "at least 3 frames" in ask(run.argument("server-0", "--bind"), [b"\x00\xff"]).text
         killed = run.pid("worker-0")
         run.kill(killed)
         said = run.wait_for(
@@ -75,17 +93,20 @@ def test_a_run_goes_on_after_the_death_of_any_process_and_counts_each_episode_on
         run.kill(killed)
         run.wait_for(rf"server-0 \(pid {killed}\) was killed by SIGKILL; restarted as pid ")
         run.wait_for(rf" 5/{STEPS} ")
+        exchange = Path(run.argument("trainer", "--exchange"))
         assert len(processes_in(tmp_path)) >= 5  # coordinator, trainer, worker, server, engine
         run.kill(run.process.pid)
         assert wait_until_gone(tmp_path, 10.0) == {}
     first = curves(run_dir)
     check_ledger(first, consumed_before=WARMUP * WARMUP_TASKS, finished_before=0)
+    assert value_at(first, "system/server-0/garbage", 3) == 1
     assert value_at(first, "system/restarts", 5) == 2
     assert value_at(first, "system/leases/taken_back", 5) == int(said[2])
 
     with running(tmp_path, "run.toml", "--resume") as run:
         resumed = int(run.wait_for(r"resumed after step (\d+) from .*/step-0000\d\d")[1]) - WARMUP
         assert resumed in (4, 6)
+        assert not exchange.exists()  # the memory that the killed run could not give back
         run.wait_for(rf" 6/{STEPS} ")
         killed = run.pid("server-0")
         run.kill(run.engine_pid())
@@ -100,9 +121,12 @@ def test_a_run_goes_on_after_the_death_of_any_process_and_counts_each_episode_on
 def check_whole(run_dir: Path, first: Curves, resumed: int) -> None:
     """Check the curves of a run that was killed and went on after step `resumed`, as one run's."""
     shown = curves(run_dir)
-    for tag in ("train/loss", "episode/reward", "policy/version", "system/episodes/ok"):
-        assert [step for step, _ in shown[tag]] == list(range(1, STEPS + 1)), tag
-    assert [step for step, _ in shown["warmup/loss"]] == list(range(1 - WARMUP, 1))
+    learned, warm = list(range(1, STEPS + 1)), list(range(1 - WARMUP, 1))
+    for tag in ("train/loss", "episode/reward", "policy/age_mean"):
+        assert [step for step, _ in shown[tag]] == learned, tag
+    for tag in ("policy/version", "system/episodes/ok"):
+        assert [step for step, _ in shown[tag]] == [*warm, *learned], tag
+    assert [step for step, _ in shown["warmup/loss"]] == warm
     for tag, points in first.items():
         kept = [point for point in points if point[0] <= resumed]
         assert shown[tag][: len(kept)] == kept, tag
@@ -116,7 +140,7 @@ def check_whole(run_dir: Path, first: Curves, resumed: int) -> None:
     check_ledger(later, consumed_before=-TASKS * resumed, finished_before=state["counts"]["ok"])
     # Each task is trained on exactly once, with all its members, and none was left out.
     tasks: list[int] = []
-    for step, text in sampled(run_dir):
+    for step, text in sampled(run_dir).items():
         plays = re.findall(r"task (\d+), group \d+, member (\d+): terminated", text)
         members = [(int(task), int(member)) for task, member in plays]
         of_step = sorted({task for task, _ in members})

@@ -61,9 +61,9 @@ def test_whatever_an_environment_raises_is_an_environment_error_with_its_cause(e
 
 def test_our_own_errors_keep_their_words() -> None:
     async def scene() -> None:
-        with pytest.raises(EnvError, match="^reset: the game is broken$"):
+        with pytest.raises(EnvError, match=r"^reset: the game is broken$"):
             await EnvCalls(1).run("reset", 5.0, raises, EnvError("the game is broken"))
-        with pytest.raises(EnvError, match="^reset: no$"):
+        with pytest.raises(EnvError, match=r"^reset: no$"):
             await EnvCalls(1).run("reset", 5.0, raises, RunError("no"))
 
     within(10, scene())

@@ -161,7 +161,7 @@ def test_agents_by_turns_get_what_happened_since_they_acted() -> None:
     assert driver.system_prompt("b") == "You are b"
 
 
-@pytest.mark.parametrize("end", ["termination", "truncation"])
+@pytest.mark.parametrize("end", ["termination", "truncation", "both"])
 def test_the_end_by_turns_says_whether_it_was_cut(end: str) -> None:
     driver = AECDriver(Relay(rounds=1, end=end))
     state = driver.reset(1)

@@ -1,0 +1,111 @@
+"""A real coordinator on a real socket, and the stand-ins that play the other processes of its run."""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import config_of
+from rich.console import Console
+from wire_peers import FakeServer, FakeTrainer, FakeWorker, Peer, open_context
+
+from agentgym.config import Config
+from agentgym.coordinator.launch import Places
+from agentgym.coordinator.process import Coordinator
+from agentgym.coordinator.report import Reporter
+from agentgym.coordinator.schedule import Schedule
+from agentgym.coordinator.supervisor import Supervisor
+from agentgym.errors import RunError
+from agentgym.protocol import Lease, Servers
+from agentgym.tensorboard import TensorBoard
+
+
+def small_run(**sections: Any) -> Config:
+    """Two groups of two a step, quick heartbeats."""
+    base: dict[str, Any] = {
+        "run": {"steps": 3},
+        "rollout": {"tasks_per_step": 2, "group_size": 2, "max_staleness": 1},
+        "coordinator": {"heartbeat_interval": 0.1, "heartbeat_timeout": 5.0, "step_timeout": 20.0},
+    }
+    for name, values in sections.items():
+        base[name] = {**base.get(name, {}), **values}
+    return config_of(**base)
+
+
+class Run:
+    """A coordinator that runs as a task, and the terminal that it writes to."""
+
+    def __init__(self, config: Config, folder: Path, **resumed: Any) -> None:
+        for name in ("run", "sockets", "exchange"):
+            (folder / name).mkdir()
+        self.places = Places(folder / "run", folder / "sockets", folder / "exchange")
+        self.terminal = io.StringIO()
+        self.board = TensorBoard(self.places.tensorboard)
+        supervisor = Supervisor(
+            logs=self.places.logs, start_timeout=60.0, silence_timeout=60.0, max_restarts=0
+        )
+        reporter = Reporter(
+            Schedule(config),
+            self.board,
+            config.tensorboard,
+            console=Console(file=self.terminal, width=200),
+            decode=str,
+        )
+        self.coordinator = Coordinator(
+            config, self.places, supervisor=supervisor, reporter=reporter, **resumed
+        )
+        self.task = asyncio.create_task(self.coordinator.run())
+
+    async def failure(self) -> str:
+        """Wait for the run to end by a RunError and return its text."""
+        with pytest.raises(RunError) as caught:
+            await self.task
+        return str(caught.value)
+
+
+class Cast:
+    """Who plays in a test: peers that are connected to one run, and tasks that must not fail."""
+
+    def __init__(self, run: Run, context: Any) -> None:
+        self.run, self._context = run, context
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def peer(self) -> Peer:
+        return Peer(self._context, self.run.places.coordinator)
+
+    def worker(self) -> FakeWorker:
+        return FakeWorker(self._context, self.run.places.coordinator)
+
+    def server(self) -> FakeServer:
+        return FakeServer(self._context, self.run.places.coordinator)
+
+    def trainer(self) -> FakeTrainer:
+        return FakeTrainer(self._context, self.run.places.coordinator)
+
+    def start(self, *parts: Coroutine[Any, Any, None]) -> None:
+        self._tasks += [asyncio.create_task(part) for part in parts]
+
+    async def everyone_is_done(self) -> None:
+        await asyncio.gather(self.run.task, *self._tasks)
+
+
+@asynccontextmanager
+async def play(config: Config, folder: Path, **resumed: Any) -> AsyncIterator[Cast]:
+    with open_context() as context:
+        run = Run(config, folder, **resumed)
+        try:
+            yield Cast(run, context)
+        finally:
+            run.task.cancel()
+            await asyncio.gather(run.task, return_exceptions=True)
+            run.board.close()
+
+
+async def leased(worker: FakeWorker) -> Lease:
+    """Wait for a lease; news about servers are passed over."""
+    while not isinstance(header := (await worker.packet()).header, Lease):
+        assert isinstance(header, Servers)
+    return header
