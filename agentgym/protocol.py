@@ -25,7 +25,7 @@ class Header(BaseModel):
 
 
 class Hello(Header):
-    """A process says who it is; sent again after a reconnect."""
+    """A process says who it is, before anything but heartbeats."""
 
     kind: ClassVar[str] = "hello"
     role: Role
@@ -65,7 +65,7 @@ class Error(Header):
 
 
 class Drain(Header):
-    """Finish what is in hand, then end."""
+    """End. A policy server first answers what it has in hand; a worker drops its plays, which nobody wants any more."""
 
     kind: ClassVar[str] = "drain"
 

@@ -1,7 +1,7 @@
 """The environment worker: leases in, episodes out, many at once.
 
 Every lease that arrives comes back exactly once as an episode, a failed one if need be, unless it is cancelled or
-the worker dies. A finished episode is kept until the coordinator acknowledges it.
+the worker dies. The coordinator acknowledges each; how many it has not yet is in the heartbeat.
 """
 
 import asyncio
@@ -124,6 +124,7 @@ class Worker:
         return {
             "busy": self._cpu.share(),
             "episodes": float(len(self._tasks)),
+            "unacknowledged": float(len(self._unacknowledged)),
             "turns": float(self._turns),
         }
 
