@@ -49,7 +49,7 @@ class RandomGuess(SeededPolicy):
 class NoisyGuess(SeededPolicy):
     """A teacher with faults: with probability `p` any number of the range, else the middle of the possible ones."""
 
-    def __init__(self, seed: int, p: float = 0.5) -> None:
+    def __init__(self, seed: int, p: float = 0.6) -> None:
         """Take the share of guesses without thought."""
         super().__init__(seed)
         self.p = p
