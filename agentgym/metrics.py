@@ -6,7 +6,6 @@ system/*           throughput, busy shares, queues, failures
 warmup/*           the supervised steps before reinforcement learning, at negative steps up to 0
 """
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
@@ -82,16 +81,3 @@ def render_episode(episode: Episode, decode: Callable[[Sequence[int]], str]) -> 
 
 def _quote(text: str) -> str:
     return "`` " + text.replace("\n", "\\n").replace("``", "''") + " ``"
-
-
-class CpuShare:
-    """The share of a core that this process used between two readings; threads can make it more than 1."""
-
-    def __init__(self) -> None:
-        """Begin now."""
-        self._read = (time.monotonic(), time.process_time())
-
-    def share(self) -> float:
-        """Return the share since the last reading."""
-        (wall, cpu), self._read = self._read, (time.monotonic(), time.process_time())
-        return (self._read[1] - cpu) / max(self._read[0] - wall, 1e-9)

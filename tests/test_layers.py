@@ -18,10 +18,10 @@ PACKAGES = {
 # A module of the core may import only modules of a row above its own.
 LAYERS = [
     # what everything may use
-    "errors lifeline log messages protocol weights",
+    "busy errors lifeline log messages protocol weights",
     # records, settings, what crosses a socket
     "config episode model registry spaces wire",
-    "batch config_file episode_codec metrics tensorboard",
+    "batch busy config_file episode_codec metrics tensorboard",
     # environments and their tools
     "env tool_schema",
     "tools wrappers",
@@ -53,7 +53,7 @@ ALLOWED = {
     ("agentgym_envs", "agentgym"): "env errors messages registry spaces tools wrappers policy.scripted",
     ("agentgym_envs", "agentgym_trainers"): "",
     ("agentgym_trainers", "agentgym"): (
-        "batch config config_file episode errors lifeline log model protocol weights wire"
+        "batch busy config config_file episode errors lifeline log model protocol weights wire"
     ),
     ("agentgym_trainers", "agentgym_envs"): "",
 }

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.markup import escape
 
+from agentgym.busy import CpuShare
 from agentgym.config import TensorBoardConfig
 from agentgym.coordinator.assemble import Assembled
 from agentgym.coordinator.schedule import Schedule, Step
-from agentgym.metrics import CpuShare, episode_metrics, render_episode
+from agentgym.metrics import episode_metrics, render_episode
 from agentgym.protocol import StepDone
 from agentgym.tensorboard import TensorBoard
 
@@ -131,7 +132,7 @@ class Reporter:
                 "train/tokens_per_second": header.metrics.get("tokens", 0.0)
                 * step.updates
                 / max(1e-9, header.metrics.get("seconds", 0.0)),
-                "system/busy/coordinator": self._cpu.share(),
+                "system/busy/coordinator": self._cpu.read(),
                 "system/busy/trainer": rates.trainer_busy,
                 "system/busy/engine": sum(engine) / len(engine) if engine else 0.0,
             }

@@ -15,12 +15,12 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zmq
 
+from agentgym.busy import BusyShare
 from agentgym.config import ServerConfig
 from agentgym.errors import AgentGymError, ModelError, PolicyError, RunError, WireError
 from agentgym.lifeline import die_with_parent
@@ -149,7 +149,7 @@ class PolicyServer:
         """Bind and answer from now on."""
         self._engine = engine
         self._tasks: dict[Key, asyncio.Task[None]] = {}
-        self.busy = BusyTime()
+        self.busy = BusyShare()
         self.generated = 0
         """Tokens since the start."""
         self.answered = 0
@@ -171,7 +171,7 @@ class PolicyServer:
     def stats(self) -> dict[str, float]:
         """Numbers for the heartbeat; `busy` is the share of the time since the last call."""
         return {
-            "busy": self.busy.share(),
+            "busy": self.busy.read(),
             "running": float(len(self._tasks)),
             "tokens": float(self.generated),
             "requests": float(self.answered),
@@ -260,37 +260,6 @@ class PolicyServer:
             self._channel.send(header, arrays, to=sender, request_id=request_id)
         except (WireError, zmq.ZMQError) as error:  # its asker is gone; nobody waits for it
             logger.warning("an answer was dropped: %s", error)
-
-
-class BusyTime:
-    """The share of the time in which there was something to do."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin idle."""
-        self._clock = clock
-        self._since: float | None = None
-        self._busy = 0.0
-        self._window = clock()
-
-    def start(self) -> None:
-        """The first request came in."""
-        self._since = self._clock()
-
-    def stop(self) -> None:
-        """The last request is done."""
-        if self._since is not None:
-            self._busy += self._clock() - self._since
-            self._since = None
-
-    def share(self) -> float:
-        """Return the busy share, 0 to 1, since the last call."""
-        if self._since is not None:
-            self.stop()
-            self.start()
-        now = self._clock()
-        share = self._busy / max(now - self._window, 1e-9)
-        self._busy, self._window = 0.0, now
-        return min(share, 1.0)
 
 
 async def _until_drained(

@@ -13,6 +13,7 @@ import time
 import numpy as np
 import zmq
 
+from agentgym.busy import CpuShare
 from agentgym.config import Config
 from agentgym.episode import turns_of
 from agentgym.episode_codec import encode_episode
@@ -20,7 +21,6 @@ from agentgym.errors import AgentGymError, EnvError, RunError, WireError
 from agentgym.lifeline import die_with_parent
 from agentgym.log import setup_logging
 from agentgym.messages import AgentId
-from agentgym.metrics import CpuShare
 from agentgym.policy.client import PolicyClient, Sampling
 from agentgym.policy.scripted import load_scripted
 from agentgym.policy.template import ChatTokenizer
@@ -122,7 +122,7 @@ class Worker:
 
     def _stats(self) -> dict[str, float]:
         return {
-            "busy": self._cpu.share(),
+            "busy": self._cpu.read(),
             "episodes": float(len(self._tasks)),
             "unacknowledged": float(len(self._unacknowledged)),
             "turns": float(self._turns),

@@ -9,7 +9,6 @@ import signal
 from pathlib import Path
 
 import pytest
-
 from runs import (
     ask,
     assert_one_clear_error,

@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-
-from agentgym.tiny_model import init_model
 from runs import (
     CONFIGS,
     Curves,
@@ -20,6 +18,8 @@ from runs import (
     wait_until_gone,
     write_run,
 )
+
+from agentgym.tiny_model import init_model
 
 WARMUP, STEPS, TASKS, GROUP, WARMUP_TASKS = 3, 8, 4, 4, 8
 FEWER = (

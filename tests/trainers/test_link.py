@@ -5,9 +5,10 @@ import pytest
 import zmq
 from trainer_builders import batch_of, samples_of
 
+from agentgym.busy import BusyShare
 from agentgym.protocol import BatchRequest, Drain, Heartbeat
 from agentgym.wire import open_socket, pack, unpack
-from agentgym_trainers.megatron.link import BusyShare, Link
+from agentgym_trainers.megatron.link import Link
 
 DEADLINE_MS = 20_000
 

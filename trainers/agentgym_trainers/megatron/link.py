@@ -10,11 +10,11 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import zmq
 
+from agentgym.busy import BusyShare
 from agentgym.errors import WireError
 from agentgym.protocol import BatchHeader, Drain, Error, Header, Heartbeat
 from agentgym.wire import Packet, open_socket, pack, unpack
@@ -23,41 +23,6 @@ logger = logging.getLogger(__name__)
 
 SILENCE = 30.0
 """Seconds without any message after which the coordinator counts as gone; it sends heartbeats too."""
-
-
-class BusyShare:
-    """Measures the share of wall time that was spent inside `busy`, between two readings."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start idle."""
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._read_at = clock()
-        self._since: float | None = None
-        self._sum = 0.0
-
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        """Count the time inside."""
-        with self._lock:
-            self._since = self._clock()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._sum += self._clock() - self._since
-                self._since = None
-
-    def read(self) -> float:
-        """Return the share since the last reading, and start anew."""
-        with self._lock:
-            now = self._clock()
-            if self._since is not None:
-                self._sum += now - self._since
-                self._since = now
-            share = self._sum / max(now - self._read_at, 1e-9)
-            self._read_at, self._sum = now, 0.0
-            return share
 
 
 class Link:

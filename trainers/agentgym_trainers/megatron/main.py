@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentgym.busy import BusyShare
 from agentgym.config import Config
 from agentgym.config_file import load_config
 from agentgym.errors import RunError
@@ -23,7 +24,7 @@ from agentgym.lifeline import die_with_parent
 from agentgym.log import setup_logging
 from agentgym.protocol import BatchHeader, BatchRequest, Drain, Error, Hello
 from agentgym.wire import PROTOCOL_VERSION
-from agentgym_trainers.megatron.link import BusyShare, Link
+from agentgym_trainers.megatron.link import Link
 
 logger = logging.getLogger(__name__)
 
