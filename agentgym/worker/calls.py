@@ -1,7 +1,9 @@
 """Calls into environments: in threads, with limits, so that nothing an environment does blocks the event loop.
 
-Python cannot stop a thread. A call that outlives its limit is abandoned: its episode fails, its environment is
-never used again, and when too many threads are lost the worker says so (`exhausted`) and is replaced.
+All calls of one environment run in the same thread (`of_one_env`): sqlite3 connections, browsers and the like are
+bound to the thread that made them. Python cannot stop a thread. A call that outlives its limit is abandoned: its
+episode fails, its environment is never used again, and when too many threads are lost the worker says so
+(`exhausted`) and is replaced.
 """
 
 import asyncio
@@ -17,11 +19,25 @@ T = TypeVar("T")
 class EnvCalls:
     """Runs environment calls in a pool of `threads` threads, of which half may be lost before it is exhausted."""
 
-    def __init__(self, threads: int) -> None:
-        """Make the pool; threads start when they are needed."""
+    def __init__(self, threads: int, *, abandoned: set[Future[Any]] | None = None) -> None:
+        """Make the pool; threads start when they are needed. Pools may count their lost threads together."""
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="env")
-        self._abandoned: set[Future[Any]] = set()
+        self._abandoned: set[Future[Any]] = set() if abandoned is None else abandoned
+        self._lost: Future[Any] | None = None
+
+    def of_one_env(self) -> "EnvCalls":
+        """Return a thread of its own for one environment; if it is lost, it counts here."""
+        return EnvCalls(1, abandoned=self._abandoned)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a call that was abandoned has not returned yet."""
+        return self._lost is not None and not self._lost.done()
+
+    def close(self) -> None:
+        """Let the threads end when their calls have returned."""
+        self._pool.shutdown(wait=False)
 
     @property
     def exhausted(self) -> bool:
@@ -44,6 +60,7 @@ class EnvCalls:
         finally:
             if not future.done() and not future.cancel():
                 self._abandoned.add(future)
+                self._lost = future
                 future.add_done_callback(self._abandoned.discard)
         if error is None:
             return cast(T, value)

@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import zmq
@@ -53,6 +54,14 @@ EXIT_EXHAUSTED = 75
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Playable:
+    """An environment and the thread that all its calls run in."""
+
+    driver: Driver
+    calls: EnvCalls
+
+
 class Worker:
     """Plays the leases it is given, `workers.slots` at once."""
 
@@ -64,7 +73,7 @@ class Worker:
         self._spec: EnvSpec = spec(config.env.id)
         self._tokenizer = ChatTokenizer(config.model)
         self._calls = EnvCalls(2 * config.workers.slots)
-        self._idle: list[Driver] = []
+        self._idle: list[_Playable] = []
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._unacknowledged: set[int] = set()
@@ -175,16 +184,16 @@ class Worker:
 
     async def _play(self, lease: Lease) -> None:
         assert self._channel is not None
-        driver: Driver | None = None
+        env: _Playable | None = None
         reusable = False
         try:
             try:
-                driver = self._idle.pop() if self._idle else await self._make_driver()
+                env = self._idle.pop() if self._idle else await self._make_env()
             except EnvError as failure:
                 episode = unplayed(lease, self._config.env.id, failure)
             else:
                 rollout = Rollout(
-                    lease, driver, config=self._config.env, calls=self._calls, make_seat=self._make_seat
+                    lease, env.driver, config=self._config.env, calls=env.calls, make_seat=self._make_seat
                 )
                 play = await rollout.play()
                 episode, reusable = play.episode, play.reusable
@@ -197,32 +206,40 @@ class Worker:
             self._channel.send(Error(text=f"{type(error).__name__}: {error}", fatal=True))
         finally:
             self._tasks.pop(lease.lease_id, None)
-            if driver is not None:
-                self._put_back(driver, reusable)
+            if env is not None:
+                self._put_back(env, reusable)
             self._channel.send(Ready(credits=1))
 
-    def _put_back(self, driver: Driver, reusable: bool) -> None:
+    def _put_back(self, env: "_Playable", reusable: bool) -> None:
         """Keep an environment for the next lease, or close it where its state is unknown."""
         if reusable:
-            self._idle.append(driver)
+            self._idle.append(env)
         else:
-            task = asyncio.create_task(self._close(driver))
+            task = asyncio.create_task(self._close(env))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
-    async def _close(self, driver: Driver) -> None:
+    async def _close(self, env: _Playable) -> None:
+        # Closing from another thread may free a call that does not return; waiting behind it never would.
+        calls = self._calls if env.calls.stuck else env.calls
         try:
-            await self._calls.run("close", CLOSE_SECONDS, driver.close)
+            await calls.run("close", CLOSE_SECONDS, env.driver.close)
         except EnvError as error:
             _logger.warning("an environment was left behind: %s", error)
+        env.calls.close()
 
-    async def _make_driver(self) -> Driver:
-        env = await self._calls.run(
-            f"making {self._config.env.id}",
-            self._config.env.reset_timeout,
-            lambda: make(self._config.env.id, **self._config.env.kwargs),
-        )
-        return DRIVERS[self._spec.kind](env)
+    async def _make_env(self) -> "_Playable":
+        calls = self._calls.of_one_env()
+        try:
+            env = await calls.run(
+                f"making {self._config.env.id}",
+                self._config.env.reset_timeout,
+                lambda: make(self._config.env.id, **self._config.env.kwargs),
+            )
+        except EnvError:
+            calls.close()
+            raise
+        return _Playable(DRIVERS[self._spec.kind](env), calls)
 
     def _make_seat(self, agent: AgentId, driver: Driver, lease: Lease) -> Seat:
         config, learner = self._config, self._config.learner

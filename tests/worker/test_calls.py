@@ -137,3 +137,28 @@ def test_a_cancelled_call_counts_as_lost_until_it_returns() -> None:
 
     with gate() as released:
         within(10, scene(released))
+
+
+def test_calls_of_one_environment_run_in_one_thread() -> None:
+    async def scene() -> None:
+        calls = EnvCalls(4)
+        one, other = calls.of_one_env(), calls.of_one_env()
+        threads = [await one.run("step", 5.0, threading.get_ident) for _ in range(5)]
+        assert len(set(threads)) == 1
+        assert await other.run("step", 5.0, threading.get_ident) not in threads
+        for env in (one, other):
+            env.close()
+
+    asyncio.run(scene())
+
+
+def test_a_lost_thread_of_an_environment_counts_for_the_worker() -> None:
+    async def scene() -> None:
+        calls = EnvCalls(2)
+        stuck = threading.Event()
+        with pytest.raises(EnvTimeoutError):
+            await calls.of_one_env().run("step", 0.05, stuck.wait)
+        assert calls.exhausted
+        stuck.set()
+
+    asyncio.run(scene())
