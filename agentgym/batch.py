@@ -40,15 +40,15 @@ class Sample:
 
     def verify(self) -> None:
         """Raise IntegrityError if the arrays are not what the worker recorded, or train what was not sampled."""
-        if (self.loss_mask & ~self.sampled).any():
-            raise IntegrityError(
-                f"a trajectory of {len(self.tokens)} tokens trains tokens that were not sampled"
-            )
         found = checksum(self.tokens, self.sampled, self.logprobs, self.versions, self.routes)
         if found != self.checksum:
             raise IntegrityError(
                 f"a trajectory of {len(self.tokens)} tokens has checksum {found:#010x}, its worker recorded "
                 f"{self.checksum:#010x}: it was changed on the way"
+            )
+        if (self.loss_mask & ~self.sampled).any():
+            raise IntegrityError(
+                f"a trajectory of {len(self.tokens)} tokens trains tokens that were not sampled"
             )
 
 

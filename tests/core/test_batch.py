@@ -81,3 +81,9 @@ def test_every_sample_is_in_one_microbatch_within_the_budget(lengths: list[int],
     # First fit: no two microbatches would have fitted into one.
     sums = [sum(lengths[i] for i in part) for part in packed]
     assert all(a + b > budget for n, a in enumerate(sums) for b in sums[n + 1 :])
+
+
+def test_a_mask_beyond_the_sampled_tokens_is_refused() -> None:
+    sample = sample_of(3)
+    with pytest.raises(IntegrityError, match="trains tokens that were not sampled"):
+        replace(sample, loss_mask=np.ones(len(sample.tokens), np.bool_)).verify()
