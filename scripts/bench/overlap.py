@@ -51,6 +51,9 @@ def main() -> None:
     parser.add_argument(
         "--latency", type=float, default=0.2, help="seconds that each environment step sleeps"
     )
+    parser.add_argument(
+        "--tasks", type=int, default=16, help="groups of 4 in a step; with more, two cores are the limit"
+    )
     parser.add_argument("--rounds", type=int, default=1, help="runs of each kind, alternating")
     parser.add_argument("--staleness", type=int, default=1, help="rollout.max_staleness with overlap")
     arguments = parser.parse_args()
@@ -64,13 +67,14 @@ def main() -> None:
         )
         common = [
             f"run.steps={arguments.steps}", "warmup.steps=0", f"policies.learner.model={model}",
-            f"env.kwargs={{latency={arguments.latency}}}", "rollout.tasks_per_step=32", "rollout.group_size=4",
+            f"env.kwargs={{latency={arguments.latency}}}",
+            f"rollout.tasks_per_step={arguments.tasks}", "rollout.group_size=4",
         ]  # fmt: skip
         for number in range(arguments.rounds):
             for staleness in rates:
                 settings = [*common, f"rollout.max_staleness={staleness}"]
                 run = measure(Path(scratch), f"staleness-{staleness}-{number}", settings)
-                rates[staleness].append(episodes_per_second(run, 128))
+                rates[staleness].append(episodes_per_second(run, 4 * arguments.tasks))
                 print(f"max_staleness {staleness}: {rates[staleness][-1]:.1f} episodes/s", flush=True)
     off, on = (statistics.median(values) for values in rates.values())
     print(f"overlap on / off: {on / off:.2f} (medians {on:.1f} and {off:.1f} episodes/s)")
