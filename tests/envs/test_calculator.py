@@ -48,7 +48,7 @@ def test_a_turn_without_a_call_costs_a_little_and_does_not_end_the_episode():
     seat = play_single(Calculator(), Says("42"), 0, max_turns=3)
     assert seat.rewards == pytest.approx([-0.1, -0.1, -0.1])
     assert seat.parts == {"format": pytest.approx(-0.3)}
-    assert seat.success is None
+    assert seat.success == 0.0
 
 
 def test_a_wrong_answer_ends_the_episode_without_success():

@@ -3,7 +3,7 @@
 from typing import Any
 
 from agentgym.errors import ConfigError
-from agentgym.messages import Observation
+from agentgym.messages import Action, Observation
 from agentgym.tools import ToolEnv, tool
 from agentgym_envs.calculator import prompts, rules
 
@@ -30,6 +30,11 @@ class Calculator(ToolEnv):
         expression = rules.make_question(self.np_random, max_number=self.max_number, max_terms=self.max_terms)
         self._answer_is = rules.calculate(expression)
         return prompts.question(expression), {}
+
+    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Run the calls; who never submits has not succeeded."""
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated, truncated, {"success": 0.0, **info}
 
     def on_text(self, text: str) -> str:
         """Remind of the tools, at a price."""
