@@ -158,11 +158,11 @@ def action_text(action: Action) -> str:
 
 def system_prompt_of(env: Any, agent: AgentId) -> str | None:
     """Return an agent's system prompt from any environment; None where the environment names none."""
-    prompt = getattr(env.unwrapped, "system_prompt", None)
+    prompt = getattr(getattr(env, "unwrapped", env), "system_prompt", None)
     return prompt(agent) if callable(prompt) else prompt
 
 
 def tools_of(env: Any, agent: AgentId) -> list[ToolSchema]:
     """Return an agent's tools from any environment; none where the environment names none."""
-    tools = getattr(env.unwrapped, "tools", [])
+    tools = getattr(getattr(env, "unwrapped", env), "tools", [])
     return list(tools(agent) if callable(tools) else tools)

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym.messages import Action, Message, Observation, ToolSchema, assistant, tool_call, user
+from agentgym.messages import Action, Observation, ToolSchema, assistant, tool_call, user
 
 ANY_LENGTH = 1_000_000
 """The longest text of a space that names no limit, in characters."""
@@ -230,9 +230,3 @@ def agent_observation_space(*, mask_size: int | None = None) -> gymnasium.spaces
     if mask_size is not None:
         spaces["action_mask"] = gymnasium.spaces.Box(0, 1, (mask_size,), np.int8)
     return gymnasium.spaces.Dict(spaces)
-
-
-def message_list(observation: Any) -> list[Message]:
-    """Return the messages of one multi-agent observation."""
-    messages: list[Message] = observation["messages"]
-    return messages

@@ -11,8 +11,6 @@ import numpy as np
 
 from agentgym.config import Config, TrainerConfig
 
-Loss = str
-
 
 @dataclass(frozen=True, slots=True)
 class Step:

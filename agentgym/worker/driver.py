@@ -1,6 +1,6 @@
 """One way to play every kind of environment: who must answer now, and what came of the last answers.
 
-    driver = make_driver(env, kind, has_tools)
+    driver = DRIVERS[kind](env)
     state = driver.reset(seed)
     while not state.over:
         state = driver.act({request.agent: answer for request in state.requests})
@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from agentgym.env import system_prompt_of, tools_of
 from agentgym.errors import EnvError
 from agentgym.messages import SINGLE_AGENT, AgentId, Message, ToolSchema, as_messages
 
@@ -83,7 +84,7 @@ class SingleDriver:
         """Drive `env`."""
         self._env = env
         # Wrappers of gymnasium hide attributes; the class below them says whether it takes whole messages.
-        self._tools: list[ToolSchema] = list(getattr(getattr(env, "unwrapped", env), "tools", ()))
+        self._tools: list[ToolSchema] = tools_of(env, SINGLE_AGENT)
 
     def reset(self, seed: int) -> State:
         """Begin a new episode."""
@@ -111,8 +112,7 @@ class SingleDriver:
 
     def system_prompt(self, agent: AgentId) -> str | None:
         """Return the system prompt."""
-        prompt: str | None = getattr(getattr(self._env, "unwrapped", self._env), "system_prompt", None)
-        return prompt
+        return system_prompt_of(self._env, agent)
 
     def tools(self, agent: AgentId) -> list[ToolSchema]:
         """Return the tools."""
@@ -132,13 +132,11 @@ class _SeatedDriver:
 
     def system_prompt(self, agent: AgentId) -> str | None:
         """Return the system prompt of an agent."""
-        prompt = getattr(self._env, "system_prompt", None)
-        return prompt(agent) if callable(prompt) else prompt
+        return system_prompt_of(self._env, agent)
 
     def tools(self, agent: AgentId) -> list[ToolSchema]:
         """Return the tools of an agent."""
-        tools = getattr(self._env, "tools", None)
-        return list(tools(agent)) if callable(tools) else []
+        return tools_of(self._env, agent)
 
     def _action(self, agent: AgentId, answer: Message) -> Any:
         return answer if self.tools(agent) else answer["content"]
