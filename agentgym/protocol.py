@@ -95,8 +95,10 @@ class Lease(Header):
     group_id: int
     member: int
     sampling_seed: int
-    policies: dict[str, str] = Field(default_factory=dict)
-    """Overrides of `policy_mapping` by agent; "*" is every agent. Warm-up leases name a scripted policy."""
+    policies: dict[str, str]
+    """Policy by agent; "*" is every agent that is not named."""
+    teacher: str = ""
+    """In a warm-up: the scripted policy that plays in place of every policy that is not scripted itself."""
 
 
 class Ack(Header):

@@ -29,6 +29,7 @@ def trajectory_of(
     agent: str = "agent",
     versions: Sequence[int] | int = 0,
     trainable: bool = True,
+    policy: str = "",
     routes: bool = True,
     branch: int = 0,
     answer: int = ANSWER,
@@ -48,7 +49,7 @@ def trajectory_of(
     experts[-1:] = no_route(experts.dtype)
     return Trajectory(
         agent=agent,
-        policy="learner" if trainable else "other",
+        policy=policy or ("learner" if trainable else "other"),
         trainable=trainable,
         tokens=np.arange(K, dtype=np.int32),
         loss_mask=mask,
@@ -108,5 +109,6 @@ def config_of(env_id: str = "agentgym/GuessNumber-v0", /, *, model: str = "model
 
 def lease_of(lease_id: int = 1, **fields: Any) -> Lease:
     """A lease; by default of member 0 of group 0."""
-    record = {"task_index": 0, "seed": 5, "group_id": 0, "member": 0, "sampling_seed": lease_id, **fields}
+    record = {"task_index": 0, "seed": 5, "group_id": 0, "member": 0, "sampling_seed": lease_id}
+    record = {**record, "policies": {"*": "learner"}, **fields}
     return Lease(lease_id=lease_id, **record)

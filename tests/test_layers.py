@@ -21,7 +21,7 @@ LAYERS = [
     "busy errors lifeline log messages protocol weights",
     # records, settings, what crosses a socket
     "config episode model registry spaces wire",
-    "batch busy config_file episode_codec metrics tensorboard",
+    "batch busy config_file episode_codec metrics ratings tensorboard",
     # environments and their tools
     "env tool_schema",
     "tools wrappers",
@@ -33,7 +33,7 @@ LAYERS = [
     # the process that plays
     "worker.calls worker.driver",
     "worker.seat",
-    "worker.rollout",
+    "worker.rollout worker.seating",
     "worker.play worker.process",
     # the process that joins them
     "advantages coordinator.groups coordinator.leases coordinator.peers coordinator.supervisor",

@@ -157,7 +157,7 @@ class FakeTrainer(Peer):
 
 def play_well(lease: Lease, version: int = 0) -> Episode:
     """Members of a group get different rewards; warm-up leases are played by a teacher."""
-    sampled = not lease.policies
+    sampled = not lease.teacher
     return episode_of(
         [float(lease.member)],
         group=lease.group_id,

@@ -148,7 +148,7 @@ class Dispatcher:
         group_id, self._next_group = self._next_group, self._next_group + 1
         self.groups.start(group_id, task, step.group_size)
         seed = self._config.run.seed
-        policies = {"*": self._config.warmup.policy} if step.warmup else {}
+        policies = {"*": self._config.learner, **self._config.policy_mapping}
         for member in range(step.group_size):
             self.leases.add(
                 Ticket(
@@ -158,5 +158,6 @@ class Dispatcher:
                     member=member,
                     sampling_seed=sampling_seed(seed, group_id, member),
                     policies=policies,
+                    teacher=self._config.warmup.policy if step.warmup else "",
                 )
             )

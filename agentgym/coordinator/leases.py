@@ -7,7 +7,7 @@ it is counted and never used.
 """
 
 from collections import Counter, deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from agentgym.protocol import Lease
 
@@ -21,7 +21,8 @@ class Ticket:
     group_id: int
     member: int
     sampling_seed: int
-    policies: dict[str, str] = field(default_factory=dict)
+    policies: dict[str, str]
+    teacher: str = ""
     tries: int = 0
 
 
@@ -80,6 +81,7 @@ class LeaseTable:
             member=ticket.member,
             sampling_seed=ticket.sampling_seed,
             policies=ticket.policies,
+            teacher=ticket.teacher,
         )
 
     def finish(self, lease_id: int, worker: bytes) -> Ticket | None:

@@ -12,25 +12,22 @@ import zmq
 from rich.console import Console
 from rich.markdown import Markdown
 
-from agentgym.config import EnvConfig
+from agentgym.config import EnvConfig, PolicyConfig, SamplingConfig
 from agentgym.errors import ConfigError, PolicyError, PolicyUnavailableError
-from agentgym.messages import AgentId
 from agentgym.metrics import render_episode
 from agentgym.model import check_model
-from agentgym.policy.client import PolicyClient, Sampling
-from agentgym.policy.scripted import load_scripted
+from agentgym.policy.client import PolicyClient
 from agentgym.policy.template import ChatTokenizer
 from agentgym.protocol import Lease
 from agentgym.registry import make, spec
 from agentgym.tiny_model import init_model
 from agentgym.worker.calls import EnvCalls
-from agentgym.worker.driver import DRIVERS, Driver
+from agentgym.worker.driver import DRIVERS
 from agentgym.worker.rollout import Rollout
-from agentgym.worker.seat import Limits, Seat
+from agentgym.worker.seating import Seating, Served
 
 START_SECONDS = 180.0
 MAX_TOKENS = 128
-MAX_TURNS = 32
 SCRIPTED = "scripted"
 """As a policy's name: the last one that the environment lists, by custom its best."""
 
@@ -103,23 +100,14 @@ async def _play(
         policy = list(env_spec.scripted)[-1]
     calls = EnvCalls(4)
     driver = DRIVERS[env_spec.kind](make(env_id))
-
-    def seat(agent: AgentId, driver: Driver, lease: Lease) -> Seat:
-        player = client or load_scripted(policy, lease.sampling_seed, env_spec=env_spec)
-        if client is None:
-            player.reset(agent, lease.seed)  # type: ignore[union-attr]
-        return Seat(
-            agent,
-            policy,
-            player,
-            trainable=False,
-            tokenizer=tokenizer,
-            sampling=Sampling(MAX_TOKENS, stop_token_ids=tuple(tokenizer.stop_token_ids)),
-            limits=Limits(env_spec.max_turns or MAX_TURNS, context, True, 60.0),
-            system_prompt=driver.system_prompt(agent),
-            tools=driver.tools(agent),
-        )
-
+    seating = Seating(
+        EnvConfig(id=env_id),
+        env_spec,
+        {policy: PolicyConfig(model=policy) if client else PolicyConfig(scripted=policy)},
+        sampling=SamplingConfig(max_tokens=MAX_TOKENS),
+        tokenizer=tokenizer,
+        served={policy: Served(client, tokenizer, context)} if client else {},
+    )
     console = Console()
     for number in range(episodes):
         lease = Lease(
@@ -129,8 +117,9 @@ async def _play(
             group_id=number,
             member=0,
             sampling_seed=number,
+            policies={"*": policy},
         )
-        rollout = Rollout(lease, driver, config=EnvConfig(id=env_id), calls=calls, make_seat=seat)
+        rollout = Rollout(lease, driver, config=EnvConfig(id=env_id), calls=calls, make_seat=seating.seat)
         episode = (await rollout.play()).episode
         console.print(Markdown(render_episode(episode, tokenizer.decode)))
     driver.close()

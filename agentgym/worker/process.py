@@ -21,9 +21,7 @@ from agentgym.episode_codec import encode_episode
 from agentgym.errors import AgentGymError, EnvError, RunError, WireError
 from agentgym.lifeline import die_with_parent
 from agentgym.log import setup_logging
-from agentgym.messages import AgentId
-from agentgym.policy.client import PolicyClient, Sampling
-from agentgym.policy.scripted import load_scripted
+from agentgym.policy.client import PolicyClient
 from agentgym.policy.template import ChatTokenizer
 from agentgym.protocol import (
     Ack,
@@ -43,9 +41,8 @@ from agentgym.wire import PROTOCOL_VERSION, Channel, Packet, open_socket
 from agentgym.worker.calls import EnvCalls
 from agentgym.worker.driver import DRIVERS, Driver
 from agentgym.worker.rollout import Rollout, unplayed
-from agentgym.worker.seat import Limits, Seat
+from agentgym.worker.seating import Seating, Served
 
-DEFAULT_MAX_TURNS = 32
 CLOSE_SECONDS = 5.0
 """For an environment's `close`; the coordinator waits for its workers twice as long."""
 EXIT_EXHAUSTED = 75
@@ -72,12 +69,19 @@ class Worker:
         self._address = coordinator
         self._spec: EnvSpec = spec(config.env.id)
         self._tokenizer = ChatTokenizer(config.model)
+        self._seating = Seating(
+            config.env,
+            self._spec,
+            config.policies,
+            sampling=config.sampling,
+            tokenizer=self._tokenizer,
+            trained=config.policies_to_train,
+        )
         self._calls = EnvCalls(2 * config.workers.slots)
         self._idle: list[_Playable] = []
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._unacknowledged: set[int] = set()
-        self._max_model_len = config.server.max_model_len
         self._client: PolicyClient | None = None
         self._channel: Channel | None = None
         self._welcomed = asyncio.Event()
@@ -97,6 +101,9 @@ class Worker:
         socket = open_socket(context, zmq.DEALER)
         socket.connect(self._address)
         self._client = PolicyClient(context=context)
+        self._seating.served = {
+            self._config.learner: Served(self._client, self._tokenizer, self._config.server.max_model_len)
+        }
         self._channel = Channel(socket, self._receive, self._garbage)
         limits = self._config.coordinator
         try:
@@ -156,7 +163,8 @@ class Worker:
             case Welcome():
                 self._welcomed.set()
             case Servers():
-                self._max_model_len = header.max_model_len or self._max_model_len
+                served = self._seating.served[self._config.learner]
+                served.max_model_len = header.max_model_len or served.max_model_len
                 assert self._client is not None
                 self._client.set_servers(header.addresses)
             case Lease():
@@ -193,7 +201,7 @@ class Worker:
                 episode = unplayed(lease, self._config.env.id, failure)
             else:
                 rollout = Rollout(
-                    lease, env.driver, config=self._config.env, calls=env.calls, make_seat=self._make_seat
+                    lease, env.driver, config=self._config.env, calls=env.calls, make_seat=self._seating.seat
                 )
                 play = await rollout.play()
                 episode, reusable = play.episode, play.reusable
@@ -240,42 +248,6 @@ class Worker:
             calls.close()
             raise
         return _Playable(DRIVERS[self._spec.kind](env), calls)
-
-    def _make_seat(self, agent: AgentId, driver: Driver, lease: Lease) -> Seat:
-        config, learner = self._config, self._config.learner
-        policy = config.policy_mapping.get(agent, learner)
-        trainable = policy == learner
-        scripted = config.policies[policy].scripted
-        if trainable:  # a warm-up lease replaces the learner by its teacher
-            scripted = lease.policies.get(agent, lease.policies.get("*"))
-        assert self._client is not None
-        player = (
-            self._client
-            if scripted is None
-            else load_scripted(scripted, lease.sampling_seed, env_spec=self._spec)
-        )
-        if scripted is not None:
-            player.reset(agent, lease.seed)  # type: ignore[union-attr]
-        budget = config.env.max_tokens
-        context = budget is None or self._max_model_len <= budget
-        return Seat(
-            agent,
-            policy,
-            player,
-            trainable=trainable,
-            tokenizer=self._tokenizer,
-            sampling=Sampling(
-                **config.sampling.model_dump(), stop_token_ids=tuple(self._tokenizer.stop_token_ids)
-            ),
-            limits=Limits(
-                max_turns=config.env.max_turns or self._spec.max_turns or DEFAULT_MAX_TURNS,
-                max_tokens=self._max_model_len if context else budget or 0,
-                context=context,
-                request_timeout=config.env.episode_timeout,
-            ),
-            system_prompt=driver.system_prompt(agent),
-            tools=driver.tools(agent),
-        )
 
 
 def main(config: Config, *, name: str, coordinator: str, parent_pid: int | None) -> None:

@@ -61,12 +61,12 @@ def test_members_of_a_group_play_the_same_task_with_seeds_of_their_own() -> None
     assert (first.member, second.member) == (0, 1)
     assert first.sampling_seed != second.sampling_seed
     assert third.seed != first.seed
-    assert first.policies == {}
+    assert (first.policies, first.teacher) == ({"*": "learner"}, "")
 
 
 def test_warm_up_leases_name_the_teacher() -> None:
     dispatcher, _ = filled(small_config(warmup={"steps": 1, "policy": "expert"}))
-    assert issued(dispatcher, 1)[0].policies == {"*": "expert"}
+    assert issued(dispatcher, 1)[0].teacher == "expert"
 
 
 def test_a_step_is_taken_when_all_of_its_groups_are_ready() -> None:

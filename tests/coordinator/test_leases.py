@@ -16,6 +16,7 @@ def ticket_of(number: int = 0, **fields: Any) -> Ticket:
         "seed": number + 100,
         "group_id": number // 2,
         "member": number % 2,
+        "policies": {"*": "learner"},
         **fields,
     }
     return Ticket(sampling_seed=number + 200, **record)
@@ -23,12 +24,13 @@ def ticket_of(number: int = 0, **fields: Any) -> Ticket:
 
 def test_episodes_are_leased_in_order_with_everything_a_worker_needs() -> None:
     table = table_of(1)
-    table.add(ticket_of(1, policies={"*": "noisy"}))
+    table.add(ticket_of(1, policies={"*": "noisy"}, teacher="t"))
     first, second = table.issue(b"w", 0.0), table.issue(b"w", 0.0)
     assert first is not None
     assert second is not None
     assert (first.lease_id, first.task_index, first.seed, first.sampling_seed) == (1, 0, 100, 200)
-    assert (second.lease_id, second.group_id, second.member, second.policies) == (2, 0, 1, {"*": "noisy"})
+    assert (second.lease_id, second.group_id, second.member) == (2, 0, 1)
+    assert (second.policies, second.teacher) == ({"*": "noisy"}, "t")
     assert (table.issue(b"w", 0.0), table.waiting, table.playing) == (None, 0, 2)
 
 

@@ -38,7 +38,7 @@ def test_a_run_warms_up_learns_and_tells_everyone_to_end(tmp_path: Path) -> None
             ]
             assert [len(b.lengths) for b in trainer.batches] == [3, 3, 4, 4, 4]
             assert [order.version for order in server.loaded][:3] == [2, 3, 4]
-            taught = [lease for lease in worker.played if lease.policies]
+            taught = [lease for lease in worker.played if lease.teacher]
             assert len(taught) == 2 * 3
             assert worker.acknowledged >= 2 * 3 + 3 * 4 - 1
             assert len({(lease.group_id, lease.member) for lease in worker.played}) == len(worker.played)

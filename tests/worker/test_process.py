@@ -31,8 +31,8 @@ from agentgym.protocol import (
 from agentgym.wire import PROTOCOL_VERSION
 from agentgym.worker.process import Worker
 
-TAUGHT = {"*": "toy_envs:Hello"}
-"""The policies of a warm-up lease in an environment of `toy_envs`."""
+TAUGHT = "toy_envs:Hello"
+"""The teacher of a warm-up lease in an environment of `toy_envs`."""
 
 
 class Desk:
@@ -122,9 +122,7 @@ def test_leases_come_back_once_each_as_checked_episodes(tmp_path: Path, model: P
         async with desk(tmp_path, model, "agentgym/GuessNumber-v0") as d:
             assert await d.open() == 4
             leases = {
-                n: lease_of(
-                    n, seed=n % 5, group_id=n // 4, member=n % 4, task_index=n, policies={"*": "expert"}
-                )
+                n: lease_of(n, seed=n % 5, group_id=n // 4, member=n % 4, task_index=n, teacher="expert")
                 for n in range(1, 20)
             }
             d.send(*leases.values())
@@ -157,7 +155,7 @@ def test_the_same_lease_is_the_same_episode(tmp_path: Path, model: Path, env: st
             await d.open()
             sums = []
             for lease_id, sampling_seed in ((1, 5), (2, 5), (3, 6)):
-                d.send(lease_of(lease_id, sampling_seed=sampling_seed, policies={"*": "random"}))
+                d.send(lease_of(lease_id, sampling_seed=sampling_seed, teacher="random"))
                 sums.append((await d.episode())[1].checksums)
             assert sums[0] == sums[1] != sums[2]
             await d.drain()
@@ -171,7 +169,7 @@ def test_plays_run_at_the_same_time(tmp_path: Path, model: Path) -> None:
         crowd = {"kwargs": {"size": 32}}
         async with desk(tmp_path, model, "toy_envs:Crowd", env=crowd, workers={"slots": 32}) as d:
             await d.open()
-            d.send(*(lease_of(n, policies=TAUGHT) for n in range(32)))
+            d.send(*(lease_of(n, teacher=TAUGHT) for n in range(32)))
             episodes = await d.episodes(32)
             assert {e.end_reason for e in episodes.values()} == {EndReason.TERMINATED}
             assert {e.agent_metrics["agent"]["together"] for e in episodes.values()} == {32.0}
@@ -188,7 +186,7 @@ def test_environments_are_used_again_unless_they_failed_and_closed_in_the_end(
         async with desk(tmp_path, model) as d:
             await d.open()
             for lease_id, seed in ((1, 1), (2, 2), (3, 13), (4, 4)):
-                d.send(lease_of(lease_id, seed=seed, policies=TAUGHT))
+                d.send(lease_of(lease_id, seed=seed, teacher=TAUGHT))
                 _, episode = await d.episode()
                 assert episode.status is (Status.FAILED if seed == 13 else Status.OK)
                 assert ("reset returned 'nonsense'" in episode.error) == (seed == 13)
@@ -203,7 +201,7 @@ def test_an_environment_that_cannot_be_made_fails_the_episode(tmp_path: Path, mo
     async def scene() -> None:
         async with desk(tmp_path, model, "toy_envs:Unmakeable") as d:
             await d.open()
-            d.send(lease_of(1, group_id=8, member=3, policies=TAUGHT))
+            d.send(lease_of(1, group_id=8, member=3, teacher=TAUGHT))
             _, episode = await d.episode()
             assert (episode.end_reason, episode.group_id, episode.member) == (EndReason.ENV_FAILED, 8, 3)
             assert "no licence for this game" in episode.error
@@ -217,7 +215,7 @@ def test_a_cancelled_lease_gives_its_credit_back_and_no_episode(tmp_path: Path, 
         toy_envs.stuck.clear()
         async with desk(tmp_path, model, "toy_envs:Stuck", coordinator={"heartbeat_interval": 0.02}) as d:
             await d.open()
-            d.send(lease_of(1, policies=TAUGHT))
+            d.send(lease_of(1, teacher=TAUGHT))
             while not toy_envs.stuck:
                 await d.office.inbox.get()  # heartbeats, until the play has begun
             d.send(Cancel(lease_id=1), Cancel(lease_id=99))
@@ -232,7 +230,7 @@ def test_a_drain_ends_plays_that_are_in_hand(tmp_path: Path, model: Path) -> Non
         toy_envs.stuck.clear()
         async with desk(tmp_path, model, "toy_envs:Stuck", coordinator={"heartbeat_interval": 0.02}) as d:
             await d.open()
-            d.send(*(lease_of(n, policies=TAUGHT) for n in range(3)))
+            d.send(*(lease_of(n, teacher=TAUGHT) for n in range(3)))
             while len(toy_envs.stuck) < 3:
                 await d.office.inbox.get()
             await d.drain()
@@ -245,7 +243,7 @@ def test_a_lease_that_cannot_be_played_at_all_is_a_fatal_error(tmp_path: Path, m
     async def scene() -> None:
         async with desk(tmp_path, model) as d:
             await d.open()
-            d.send(lease_of(1, policies={"*": "grandmaster"}))
+            d.send(lease_of(1, teacher="grandmaster"))
             error = await d.office.next(Error)
             assert error.fatal
             assert error.text.startswith("ConfigError: there is no scripted policy 'grandmaster'")
@@ -262,7 +260,7 @@ def test_messages_that_make_no_sense_are_passed_over(tmp_path: Path, model: Path
             for frames in ([b"nonsense"], [b"lease", b"", b"\xc1"], [b"lease", b"", b"\x80"]):
                 d.office.raw.send_multipart([d.worker, *frames])
             d.send(Hello(role="worker", name="x", protocol=1, pid=1), Error(text="not fatal"))
-            d.send(lease_of(1, policies=TAUGHT))
+            d.send(lease_of(1, teacher=TAUGHT))
             assert (await d.episode())[0] == 1
             await d.drain()
 

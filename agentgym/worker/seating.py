@@ -1,0 +1,94 @@
+"""Who plays whom: from a lease to the seat of each agent.
+
+A lease names a policy for every agent. A policy that servers answer for plays with its own tokenizer and context; the
+words of the others are written down with the tokenizer of the model that is trained.
+"""
+
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from agentgym.config import EnvConfig, PolicyConfig, SamplingConfig
+from agentgym.messages import AgentId
+from agentgym.policy.client import Policy, Sampling
+from agentgym.policy.scripted import ScriptedPolicy, load_scripted
+from agentgym.policy.template import ChatTokenizer
+from agentgym.protocol import Lease
+from agentgym.registry import EnvSpec
+from agentgym.worker.driver import Driver
+from agentgym.worker.seat import Limits, Seat
+
+DEFAULT_MAX_TURNS = 32
+
+
+@dataclass(slots=True)
+class Served:
+    """A policy that policy servers answer for."""
+
+    client: Policy
+    tokenizer: ChatTokenizer
+    max_model_len: int
+    """Its context length in tokens."""
+
+
+class Seating:
+    """Seats the agents of an environment; `seat` is what `Rollout` asks for."""
+
+    def __init__(
+        self,
+        env: EnvConfig,
+        env_spec: EnvSpec,
+        policies: Mapping[str, PolicyConfig],
+        *,
+        sampling: SamplingConfig,
+        tokenizer: ChatTokenizer,
+        served: Mapping[str, Served] | None = None,
+        trained: Collection[str] = (),
+    ) -> None:
+        """Know the policies by name; those with a `model` must be `served`, those in `trained` are trainable."""
+        self._env = env
+        self._spec = env_spec
+        self._policies = policies
+        self._sampling = sampling
+        self._tokenizer = tokenizer
+        self._trained = trained
+        self.served: Mapping[str, Served] = served or {}
+
+    def seat(self, agent: AgentId, driver: Driver, lease: Lease) -> Seat:
+        """Return a new seat for an agent of the episode of `lease`.
+
+        Raises:
+            ConfigError: there is no such scripted policy.
+        """
+        policy = lease.policies.get(agent) or lease.policies["*"]
+        served = self.served.get(policy)
+        tokenizer = served.tokenizer if served else self._tokenizer
+        return Seat(
+            agent,
+            policy,
+            self._player(policy, agent, lease),
+            trainable=policy in self._trained,
+            tokenizer=tokenizer,
+            sampling=Sampling(**self._sampling.model_dump(), stop_token_ids=tuple(tokenizer.stop_token_ids)),
+            limits=self._limits(served),
+            system_prompt=driver.system_prompt(agent),
+            tools=driver.tools(agent),
+        )
+
+    def _player(self, policy: str, agent: AgentId, lease: Lease) -> Policy | ScriptedPolicy:
+        scripted = self._policies[policy].scripted or lease.teacher
+        if not scripted:
+            return self.served[policy].client
+        player = load_scripted(scripted, lease.sampling_seed, env_spec=self._spec)
+        player.reset(agent, lease.seed)
+        return player
+
+    def _limits(self, served: Served | None) -> Limits:
+        context = served.max_model_len if served else sys.maxsize
+        budget = self._env.max_tokens
+        return Limits(
+            max_turns=self._env.max_turns or self._spec.max_turns or DEFAULT_MAX_TURNS,
+            max_tokens=context if budget is None else min(context, budget),
+            context=budget is None or context <= budget,
+            request_timeout=self._env.episode_timeout,
+        )
