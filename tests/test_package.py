@@ -119,7 +119,8 @@ def tracked_texts() -> Iterator[Path]:
     folders = ("agentgym", "envs", "trainers", "scripts", "tests", ".ci")
     everywhere = (path for folder in folders for path in (ROOT / folder).rglob("*"))
     for path in [*everywhere, *ROOT.glob("*.*"), ROOT / "LICENSE"]:
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".png":
+        hidden = "__pycache__" in path.parts or path.name == ".git"  # a file in a worktree
+        if path.is_file() and not hidden and path.suffix != ".png":
             yield path
 
 
