@@ -24,12 +24,12 @@ LAYERS = [
     "batch busy config_file episode_codec metrics ratings tensorboard",
     # environments and their tools
     "env tool_schema",
-    "tools wrappers",
+    "tools wrappers policy.answers policy.tool_text",
     # policies
     "policy.client policy.scripted policy.template policy.vllm_plugin tiny_model",
-    "policy.link policy.tokens policy.vllm_worker",
-    "policy.engine",
-    "policy.server",
+    "policy.link policy.suffix policy.vllm_worker",
+    "policy.engine policy.tokens",
+    "policy.patterns policy.server",
     # the process that plays
     "worker.calls worker.driver",
     "worker.seat",

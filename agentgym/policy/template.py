@@ -11,7 +11,6 @@ the text is encoded without special tokens of its own, as `apply_chat_template` 
 import datetime
 import functools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,15 +22,24 @@ import msgpack
 from tokenizers import Tokenizer
 
 from agentgym.errors import ModelError
-from agentgym.messages import Message, ToolCall, ToolSchema, assistant, tool_call, user
+from agentgym.messages import Message, ToolSchema, assistant, tool_call, user
 from agentgym.model import check_model, read_chat_template, read_tokenizer_config, token_text
+from agentgym.policy.answers import READERS, Reader, read_answer, read_tagged
+from agentgym.policy.tool_text import answer_text, in_words, with_object
 
 CACHED = 2048
 """Texts and rendered conversations that are remembered."""
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
-_TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
+_PROBE: ToolSchema = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "Probe.",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+    },
+}
+_PROBE_CALL = tool_call("probe_tool", '{"key": "value"}', "call_0")
 
 
 class ChatTokenizer:
@@ -53,7 +61,10 @@ class ChatTokenizer:
         self._special = {name: text for name, text in texts.items() if text is not None}
         self.stop_texts: tuple[str, ...] = tuple(self.decode([i]) for i in self.stop_token_ids)
         """What the stop tokens look like in rendered text."""
-        self._template = _environment().from_string(read_chat_template(model_dir))
+        try:
+            self._template = _environment().from_string(read_chat_template(model_dir))
+        except jinja2.TemplateError as error:
+            raise ModelError(f"the chat template of the model in {model_dir} is damaged: {error}") from error
         # The members of a group begin with the same prompt, and many environments say the same things again.
         self._encode_once = functools.lru_cache(CACHED)(self._encode)
         self._render_once = functools.lru_cache(CACHED)(self._render)
@@ -81,21 +92,18 @@ class ChatTokenizer:
         """Return the ids of the prompt that asks for the next answer."""
         return self.encode(self.render(messages, tools))
 
-    def parse(self, ids: Sequence[int]) -> Message:
-        """Return the assistant message in sampled ids (a stop token at the end is left out).
+    def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] = ()) -> Message:
+        """Return the assistant message in sampled ids; without tools nothing in it is a call.
 
-        Calls are what stands in `<tool_call>` tags (the Hermes format: JSON with "name" and "arguments").
-        Malformed JSON stays a call, so that the environment can tell the model: its arguments are the raw
-        text, its name is empty or what can be read of it.
+        Raises:
+            ModelError: there are tools, and the template writes calls in a format that cannot be read.
         """
-        end = len(ids) - 1 if len(ids) and ids[-1] in self.stop_token_ids else len(ids)
-        text = self.decode(ids[:end])
-        found = _TOOL_CALL.findall(text)
-        if not found:
-            return assistant(text)
-        return assistant(
-            _TOOL_CALL.sub("", text).strip(), [_parse_call(raw, i) for i, raw in enumerate(found)]
-        )
+        text = self.text(ids)
+        return read_answer(text, self.reader, tools) if tools else assistant(text)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of sampled ids; a stop token at the end is left out."""
+        return self.decode(ids[:-1] if len(ids) and ids[-1] in self.stop_token_ids else ids)
 
     def encode_answer(self, message: Message) -> list[int]:
         """Return the ids of an assistant turn as the template writes it, the end token included.
@@ -107,14 +115,54 @@ class ChatTokenizer:
         text = self.render([*asked, message], generation_prompt=False)
         end = self.end_of_turn(text, len(prompt)) if text.startswith(prompt) else None
         if end is None:  # the template opens its answers with something a message cannot hold
-            return [*self.encode(_plain(message)), self.stop_token_ids[0]]
-        return self.encode(text[len(prompt) : end])
+            return [*self.encode(answer_text(message)), self.stop_token_ids[0]]
+        return self.encode(text[len(prompt) : end[1]])
+
+    def end_of_turn(self, text: str, start: int) -> tuple[int, int] | None:
+        """Return where the first stop token at or after `start` begins and ends; None if there is none."""
+        ends = [(at, at + len(stop)) for stop in self.stop_texts if (at := text.find(stop, start)) >= 0]
+        return min(ends) if ends else None
+
+    @functools.cached_property
+    def reader(self) -> Reader:
+        """What reads the tool calls in answers: the first reader that understands what the template writes.
+
+        Raises:
+            ModelError: none does.
+        """
+        if not self._knows_tools:
+            return read_tagged
+        asked = [user("?")]
+        prompt = self._write(asked, [_PROBE], True)
+        written = self._write([*asked, assistant("", [_PROBE_CALL])], [_PROBE], False)
+        end = self.end_of_turn(written, len(prompt)) or (len(written), len(written))
+        turn = written[len(prompt) : end[0]] if written.startswith(prompt) else written
+        for reader in READERS.values():
+            calls = read_answer(turn, reader, [_PROBE]).get("tool_calls")
+            if calls is not None and [call["function"] for call in calls] == [_PROBE_CALL["function"]]:
+                return reader
+        raise ModelError(
+            f"the model's chat template writes a tool call as {turn!r:.200}, which cannot be read back; the "
+            f"formats that can are {', '.join(READERS)} (agentgym/policy/answers.py): use a template of these"
+        )
+
+    @functools.cached_property
+    def _knows_tools(self) -> bool:
+        return "probe_tool" in self._write([user("?")], [_PROBE], False)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _render(self, conversation: bytes, generation_prompt: bool) -> str:
         messages, tools = msgpack.unpackb(conversation, strict_map_key=False)
+        with_tools = tools or any(m["role"] == "tool" or "tool_calls" in m for m in messages)
+        if with_tools and not self._knows_tools:
+            messages, tools = in_words(messages, tools), []
+        return self._write(messages, tools, generation_prompt)
+
+    def _write(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool
+    ) -> str:
         try:
             return self._template.render(
                 messages=[_for_template(message) for message in messages],
@@ -124,15 +172,19 @@ class ChatTokenizer:
                 **self._special,
             )
         except (jinja2.TemplateError, TypeError) as error:
-            roles = ", ".join(message["role"] for message in messages)
             raise ModelError(
-                f"the model's chat template refuses a conversation of the roles {roles}: {error}"
+                f"the model's chat template refuses the pattern {pattern_of(messages)}: {error}"
             ) from error
 
-    def end_of_turn(self, text: str, start: int) -> int | None:
-        """Return the index after the first stop token's text at or after `start`; None if there is none."""
-        ends = [(at, at + len(stop)) for stop in self.stop_texts if (at := text.find(stop, start)) >= 0]
-        return min(ends)[1] if ends else None
+
+def pattern_of(messages: Sequence[Message]) -> str:
+    """Return the roles of a conversation in words: "user, assistant (2 tool calls), tool, tool"."""
+    words = []
+    for message in messages:
+        count = len(message.get("tool_calls", []))
+        calls = f" ({count} tool call{'s' * (count > 1)})" if count else ""
+        words.append(message["role"] + calls)
+    return ", ".join(words) or "of no messages"
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
@@ -177,35 +229,4 @@ def _for_template(message: Message) -> Mapping[str, Any]:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    return {**message, "tool_calls": [{**c, "function": _with_object(c)} for c in calls]}
-
-
-def _with_object(call: ToolCall) -> dict[str, Any]:
-    name, arguments = call["function"]["name"], call["function"]["arguments"]
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        value = None
-    return {"name": name, "arguments": value if isinstance(value, dict) else arguments}
-
-
-def _parse_call(raw: str, index: int) -> ToolCall:
-    call_id = f"call_{index}"
-    try:
-        value = json.loads(raw)
-        name, arguments = value["name"], value.get("arguments", {})
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        readable = _NAME.search(raw)
-        return tool_call(readable[1] if readable else "", raw, call_id)
-    if not isinstance(name, str):
-        return tool_call("", raw, call_id)
-    # Some models write the arguments as a string of JSON: it is the JSON that counts.
-    return tool_call(name, arguments if isinstance(arguments, str) else json.dumps(arguments), call_id)
-
-
-def _plain(message: Message) -> str:
-    calls = (
-        {"name": call["name"], "arguments": call["arguments"]}
-        for call in (_with_object(c) for c in message.get("tool_calls", []))
-    )
-    return message["content"] + "".join(f"<tool_call>{_tojson(call)}</tool_call>" for call in calls)
+    return {**message, "tool_calls": [{**c, "function": with_object(c)} for c in calls]}

@@ -8,10 +8,9 @@
     for branch in conversation.branches: branch.arrays()
 
 Sampled ids are kept as they are. What follows them is the chat template's own text between the end of an
-answer and the next one: it is rendered behind a stand-in for the answer (a short synthetic conversation),
-because the template would write the parsed answer back differently. That is only right while the template
-leaves earlier answers alone. Where it does not (Qwen3 strips the thinking of earlier turns), the conversation
-goes on in a new branch: a prompt rendered from the messages, in which nothing is trained a second time.
+answer and the next one (`agentgym.policy.suffix`). That is only right while the template leaves earlier answers
+alone. Where it does not (Qwen 3 strips the thinking of earlier turns), the conversation goes on in a new branch:
+a prompt rendered from the messages, in which nothing is trained a second time.
 
 Shapes: K tokens of a branch, L MoE layers, k experts per token. Within a branch every prompt starts with all
 earlier tokens; the loss mask is true exactly on sampled ids.
@@ -25,15 +24,11 @@ from numpy.typing import NDArray
 
 from agentgym.episode import NOT_SAMPLED, no_route
 from agentgym.errors import IntegrityError
-from agentgym.messages import Message, ToolSchema, assistant, tool_call, user
+from agentgym.messages import Message, ToolSchema
+from agentgym.policy.suffix import Kind, kind_of, suffix
 from agentgym.policy.template import ChatTokenizer
 
 Routes = NDArray[np.unsignedinteger[Any]]
-
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-_THOUGHT, _SAID, _CALLED = "Thought1", "Said1", "Called1"
-"""Words of the stand-in answer, recognized in the rendered text."""
-_ASKED = user("?")
 
 
 class Span(NamedTuple):
@@ -63,7 +58,7 @@ class Conversation:
         """Everything said so far; the last answer is the last assistant message."""
         self._tokenizer = tokenizer
         self._tools: tuple[ToolSchema, ...] = ()
-        self._before = ""
+        self._kinds: list[Kind] = []
         self.branches: list[Branch] = []
         """The last one grows. A branch may have no answer: a prompt that nobody came to read."""
 
@@ -87,8 +82,8 @@ class Conversation:
         if self.branches:
             raise IntegrityError("`initial` was called on a conversation that has begun; make a new one")
         self._tools = tuple(tools)
-        self._before = self._tokenizer.render([_ASKED], self._tools)
         self.messages = list(messages)
+        self._kinds = [kind_of(message) for message in messages]
         self._open_branch()
 
     def append_sampled(
@@ -111,6 +106,10 @@ class Conversation:
             routes_start: a position in the branch; by default what the property of this name says.
             message: what the ids mean; parsed from them if not given.
         """
+        if not len(tokens):
+            raise IntegrityError(
+                "an answer has no tokens: there is nothing that its reward could be given to"
+            )
         if not len(tokens) == len(logprobs) == len(versions):
             raise IntegrityError(
                 f"an answer of {len(tokens)} tokens has {len(logprobs)} log-probabilities and "
@@ -121,8 +120,10 @@ class Conversation:
         branch.append([int(t) for t in tokens], logprobs, versions)
         if routes is not None:
             branch.add_routes(routes, branch.routed if routes_start is None else routes_start)
-        self.messages.append(message if message is not None else self._tokenizer.parse(tokens))
-        branch.thought |= _thinks(self.messages[-1]["content"])
+        if message is None:
+            message = self._tokenizer.parse(tokens, self._tools)
+        self.messages.append(message)
+        self._kinds.append(kind_of(message, self._tokenizer.text(tokens)))
         return span
 
     def append_messages(self, new: Sequence[Message]) -> bool:
@@ -131,47 +132,20 @@ class Conversation:
         Returns:
             True if the current branch goes on, False if a new one was opened.
         """
-        suffix = self._suffix(new)
+        ids = suffix(self._tokenizer, self._tools, self._kinds, self.messages[-1], new)
         self.messages += new
-        if suffix is None:
+        self._kinds += map(kind_of, new)
+        if ids is None:
             self._open_branch()
             return False
         branch = self.branches[-1]
-        ended = bool(branch.tokens) and branch.tokens[-1] in self._tokenizer.stop_token_ids
         # An answer that was cut off by max_tokens gets its end token from us: read, but never trained.
-        branch.append_read([] if ended else [self._tokenizer.stop_token_ids[0]])
-        branch.append_read(self._tokenizer.encode(suffix))
+        ended = branch.tokens[-1] in self._tokenizer.stop_token_ids
+        branch.append_read(ids[1:] if ended else ids)
         return True
 
     def _open_branch(self) -> None:
         self.branches.append(Branch(self._tokenizer.encode_chat(self.messages, self._tools)))
-
-    def _suffix(self, new: Sequence[Message]) -> str | None:
-        """Return the template's text from the end of the last answer on; None if it rewrites earlier text."""
-        answer = self.messages[-1]
-        if answer["role"] != "assistant":
-            return None  # nothing to stand behind: two observations in a row
-        thinks = _thinks(answer["content"])
-        suffix = self._suffix_behind(_stand_in(answer, thinks), thinks, new)
-        if thinks or not self.branches[-1].thought:
-            return suffix
-        # An earlier answer of this branch thought: that must survive the new messages as well.
-        survives = self._suffix_behind(_stand_in(answer, True), True, new) is not None
-        return suffix if survives else None
-
-    def _suffix_behind(self, stand_in: Message, thinks: bool, new: Sequence[Message]) -> str | None:
-        before = self._before
-        whole = self._tokenizer.render([_ASKED, stand_in, *new], self._tools)
-        if not whole.startswith(before):
-            return None
-        end = self._tokenizer.end_of_turn(whole, len(before))
-        if end is None:
-            return None
-        turn = whole[len(before) : end]
-        words = [_THOUGHT] * thinks + [_SAID] + [_CALLED] * ("tool_calls" in stand_in)
-        kept = all(word in turn for word in words)
-        # Thinking that appears where there was none is as wrong as thinking that was stripped.
-        return whole[end:] if kept and (THINK_CLOSE in turn) == thinks else None
 
 
 class Branch:
@@ -181,8 +155,6 @@ class Branch:
         """Begin with a prompt."""
         self.tokens: list[int] = []
         self.loss_mask: list[bool] = []
-        self.thought = False
-        """An answer sampled in this branch holds thinking."""
         self.routed = 0
         """Tokens whose route rows are here: always the first ones."""
         self._logprobs: list[float] = []
@@ -237,14 +209,3 @@ class Branch:
             "versions": np.array(self._versions[:K], np.int32),
             "routes": routes,
         }
-
-
-def _thinks(content: str) -> bool:
-    return THINK_OPEN in content or THINK_CLOSE in content
-
-
-def _stand_in(answer: Message, thinks: bool) -> Message:
-    """Return a short answer of the same kind: with or without thinking, with as many calls."""
-    thinking = f"{THINK_OPEN}\n{_THOUGHT}\n{THINK_CLOSE}\n\n" if thinks else ""
-    calls = answer.get("tool_calls", [])
-    return assistant(thinking + _SAID, [tool_call(_CALLED, "{}", call["id"]) for call in calls])

@@ -92,7 +92,7 @@ def test_tools_are_written_compactly(tokenizer: ChatTokenizer):
 def test_a_written_answer_parses_to_itself(tokenizer: ChatTokenizer, message: Message):
     ids = tokenizer.encode_answer(message)
     assert ids[-1] == tokenizer.stop_token_ids[0]
-    parsed = tokenizer.parse(ids)
+    parsed = tokenizer.parse(ids, [TOOL])
     assert parsed["content"] == message["content"]
     assert [c["function"] for c in parsed.get("tool_calls", [])] == [
         c["function"] for c in message.get("tool_calls", [])
@@ -113,26 +113,24 @@ def test_a_written_answer_parses_to_itself(tokenizer: ChatTokenizer, message: Me
     ],
 )
 def test_malformed_calls_stay_calls(tokenizer: ChatTokenizer, text: str, name: str, arguments: str):
-    message = tokenizer.parse(tokenizer.encode(f"<tool_call>{text}</tool_call><|end|>"))
+    message = tokenizer.parse(tokenizer.encode(f"<tool_call>{text}</tool_call><|end|>"), [TOOL])
     [call] = message["tool_calls"]
     assert call["function"] == {"name": name, "arguments": arguments}
 
 
 def test_a_call_that_was_cut_off_is_a_malformed_call(tokenizer: ChatTokenizer):
-    message = tokenizer.parse(tokenizer.encode('Well <tool_call>{"name": "add", "argu'))
+    message = tokenizer.parse(tokenizer.encode('Well <tool_call>{"name": "add", "argu'), [TOOL])
     assert message["content"] == "Well"
     assert message["tool_calls"][0]["function"]["name"] == "add"
 
 
 @given(st.lists(st.integers(0, 104), max_size=30))
 def test_anything_that_can_be_sampled_can_be_parsed(tokenizer: ChatTokenizer, ids: list[int]):
-    assert tokenizer.parse(ids)["role"] == "assistant"
+    assert tokenizer.parse(ids, [TOOL])["role"] == "assistant"
 
 
 def test_a_conversation_that_the_template_refuses_is_a_model_error(tmp_path: Path):
     init_model(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no system message, please') }}")
-    with pytest.raises(
-        ModelError, match="refuses a conversation of the roles system, user: no system message"
-    ):
+    with pytest.raises(ModelError, match="refuses the pattern system, user: no system message"):
         ChatTokenizer(tmp_path).encode_chat([system("S"), user("U")])

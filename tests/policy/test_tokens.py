@@ -2,6 +2,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from chat_families import TEMPLATES, family, write_family
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from agentgym.policy.template import ChatTokenizer
 from agentgym.policy.tokens import Conversation
 from agentgym.tiny_model import ALPHABET, init_model
 
+F = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
 LINES = """\
 {%- for message in messages -%}
     {{- "<|" + message.role + "|>" + message.content + "<|end|>\n" -}}
@@ -19,27 +21,6 @@ LINES = """\
 {%- if add_generation_prompt -%}{{- "<|assistant|>" -}}{%- endif -%}
 """
 """A line break after each end token, which no policy samples."""
-
-STRIPPING = """\
-{%- set last = namespace(user=-1) -%}
-{%- for message in messages -%}
-    {%- if message.role == "user" -%}{%- set last.user = loop.index0 -%}{%- endif -%}
-{%- endfor -%}
-{%- for message in messages -%}
-    {%- set content = message.content -%}
-    {%- if "</think>" in content and loop.index0 < last.user -%}
-        {%- set content = content.split("</think>")[-1].lstrip("\n") -%}
-    {%- endif -%}
-    {{- "<|" + message.role + "|>" + content -}}
-    {%- for call in message.tool_calls or [] -%}
-        {{- "<tool_call>" + {"name": call.function.name, "arguments": call.function.arguments} | tojson -}}
-        {{- "</tool_call>" -}}
-    {%- endfor -%}
-    {{- "<|end|>" -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- "<|assistant|>" -}}{%- endif -%}
-"""
-"""As Qwen3's: the thinking of answers before the last user message is left out."""
 
 
 @pytest.fixture(scope="module")
@@ -128,14 +109,14 @@ def test_an_answer_that_was_cut_off_gets_an_end_token_that_is_not_trained(tokeni
 
 
 def test_sampled_ids_are_kept_where_the_template_would_write_them_differently(tokenizer: ChatTokenizer):
-    conversation = begin(tokenizer, user("U"))
+    conversation = Conversation(tokenizer)
+    conversation.initial([user("U")], [F])
+    opening = tokenizer.decode(conversation.prompt)
     written = '<tool_call>{"arguments":{"a":1},"name":"f"}</tool_call><|end|>'
     say(conversation, tokenizer, written)
     [call] = conversation.messages[-1]["tool_calls"]
     assert conversation.append_messages([tool_result("42", call)])
-    assert tokenizer.decode(conversation.prompt) == (
-        f"<|user|>U<|end|><|assistant|>{written}<|tool|>42<|end|><|assistant|>"
-    )
+    assert tokenizer.decode(conversation.prompt) == (f"{opening}{written}<|tool|>42<|end|><|assistant|>")
 
 
 def test_separators_behind_the_end_token_are_read_not_trained(tmp_path: Path):
@@ -149,15 +130,13 @@ def test_separators_behind_the_end_token_are_read_not_trained(tmp_path: Path):
     )
 
 
-def test_thinking_that_the_template_strips_opens_a_branch(tmp_path: Path):
-    tokenizer = tokenizer_with(tmp_path, STRIPPING)
+def test_thinking_that_the_template_strips_opens_a_branch() -> None:
+    tokenizer = family("qwen3")
     conversation = begin(tokenizer, user("U"))
-    first = say(conversation, tokenizer, "<think>\nhm\n</think>\n\nA<|end|>")
+    first = say(conversation, tokenizer, "<think>\nhm\n</think>\n\nA<|im_end|>")
     assert not conversation.append_messages([user("V")])
-    assert tokenizer.decode(conversation.prompt) == (
-        "<|user|>U<|end|><|assistant|>A<|end|><|user|>V<|end|><|assistant|>"
-    )
-    ids = tokenizer.encode("B<|end|>")
+    assert conversation.prompt == tokenizer.encode_chat([user("U"), assistant("A"), user("V")])
+    ids = tokenizer.encode("B<|im_end|>")
     span = conversation.append_sampled(ids, [-1.0] * 2, [0] * 2)
     assert span.branch == conversation.branch == 1
     old, new = (branch.arrays() for branch in conversation.branches)
@@ -166,29 +145,106 @@ def test_thinking_that_the_template_strips_opens_a_branch(tmp_path: Path):
     assert new["tokens"][new["loss_mask"]].tolist() == ids
 
 
-def test_thinking_that_the_template_keeps_goes_on_in_the_branch(tmp_path: Path):
-    tokenizer = tokenizer_with(tmp_path, STRIPPING)
+def test_thinking_that_the_template_keeps_goes_on_in_the_branch() -> None:
+    tokenizer = family("qwen3")
     conversation = begin(tokenizer, user("U"))
-    say(
-        conversation,
-        tokenizer,
-        '<think>\nhm\n</think>\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call><|end|>',
-    )
-    [call] = conversation.messages[-1]["tool_calls"]
-    assert conversation.append_messages([tool_result("42", call)])
+    say(conversation, tokenizer, "<think>\nhm\n</think>\n\nA<|im_end|>")
+    result = {"role": "tool", "content": "42", "tool_call_id": "call_0", "name": "f"}
+    assert conversation.append_messages([result])
     # The next answer does not think, yet a user message would strip the thinking before it.
-    say(conversation, tokenizer, "B<|end|>")
+    say(conversation, tokenizer, "B<|im_end|>")
     assert not conversation.append_messages([user("V")])
     assert "hm" not in tokenizer.decode(conversation.prompt)
 
 
-def test_answers_without_thinking_go_on_in_the_branch(tmp_path: Path):
-    tokenizer = tokenizer_with(tmp_path, STRIPPING)
+def test_thinking_that_was_only_read_in_a_branch_is_watched_too() -> None:
+    tokenizer = family("qwen3")
     conversation = begin(tokenizer, user("U"))
+    say(conversation, tokenizer, "<think>\nhm\n</think>\n\nA<|im_end|>")
+    result = {"role": "tool", "content": "42", "tool_call_id": "call_0", "name": "f"}
+    conversation.append_messages([result])
+    assert not conversation.append_messages([result])  # again: what was heard is heard with it, in a branch
+    assert "hm" in tokenizer.decode(conversation.prompt)
+    say(conversation, tokenizer, "B<|im_end|>")
+    assert not conversation.append_messages([user("V")])
+    assert "hm" not in tokenizer.decode(conversation.prompt)
+
+
+def test_an_empty_block_of_thinking_that_the_template_drops_opens_a_branch() -> None:
+    tokenizer = family("qwen3")
+    said = "<think>\n\n</think>\n\nA<|im_end|>"  # what Qwen 3 answers when it is asked not to think
+    result = {"role": "tool", "content": "42", "tool_call_id": "call_0", "name": "f"}
+    for new in (result, user("V")):
+        conversation = begin(tokenizer, user("U"))
+        say(conversation, tokenizer, said)
+        assert not conversation.append_messages([new])
+        assert "<think>" not in tokenizer.decode(conversation.prompt)
+
+
+def test_a_thought_that_was_cut_off_is_kept_as_it_is() -> None:
+    tokenizer = family("qwen3")
+    conversation = begin(tokenizer, user("U"))
+    say(conversation, tokenizer, "<think>\nhm")
+    assert conversation.append_messages([user("V")])
+    assert tokenizer.decode(conversation.prompt) == tokenizer.render(
+        [user("U"), assistant("<think>\nhm"), user("V")]
+    )
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen2_5", "llama3_2", "smollm2"])
+def test_answers_without_thinking_go_on_in_the_branch(name: str) -> None:
+    tokenizer = family(name)
+    conversation = begin(tokenizer, user("U"))
+    said = [user("U")]
     for _ in range(3):
-        say(conversation, tokenizer, "A<|end|>")
+        say(conversation, tokenizer, "A" + tokenizer.stop_texts[0])
         assert conversation.append_messages([user("V")])
+        said += [assistant("A"), user("V")]
+        assert conversation.prompt == tokenizer.encode_chat(said)
     assert len(conversation.branches) == 1
+
+
+def test_a_switch_in_the_system_message_is_seen(tmp_path: Path) -> None:
+    template = (
+        (TEMPLATES / "qwen3.jinja")
+        .read_text()
+        .replace(
+            "enable_thinking is defined and enable_thinking is false", "'/no_think' in messages[0].content"
+        )
+    )
+    tokenizer = ChatTokenizer(write_family(tmp_path / "model", "qwen3", template=template))
+    for prompt in ("Think.", "Never. /no_think"):
+        conversation = begin(tokenizer, system(prompt), user("U"))
+        say(conversation, tokenizer, "A<|im_end|>")
+        conversation.append_messages([user("V")])
+        assert conversation.prompt == tokenizer.encode_chat(
+            [system(prompt), user("U"), assistant("A"), user("V")]
+        )
+
+
+def test_another_end_token_than_the_templates_is_kept() -> None:
+    tokenizer = family("llama3_2")
+    conversation = begin(tokenizer, user("U"))
+    sampled = say(conversation, tokenizer, "A<|eom_id|>")
+    assert conversation.append_messages([user("V")])
+    text = tokenizer.decode(conversation.prompt)
+    assert text.endswith(
+        "A<|eom_id|><|start_header_id|>user<|end_header_id|>\n\nV<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    assert conversation.branches[0].loss_mask.count(True) == len(sampled)
+
+
+def test_an_answer_of_its_end_token_alone_is_trained_and_one_of_nothing_is_refused(
+    tokenizer: ChatTokenizer,
+) -> None:
+    conversation = begin(tokenizer, user("U"))
+    say(conversation, tokenizer, "<|end|>")
+    assert conversation.messages[-1] == assistant("")
+    assert conversation.append_messages([user("V")])
+    with pytest.raises(IntegrityError, match="no tokens"):
+        conversation.append_sampled([], [], [])
+    assert conversation.branches[0].arrays()["loss_mask"].sum() == 1
 
 
 def test_two_observations_in_a_row_open_a_branch(tokenizer: ChatTokenizer):

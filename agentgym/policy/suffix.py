@@ -1,0 +1,150 @@
+"""What a chat template writes between an answer and the next one, and whether it leaves the earlier text alone.
+
+    suffix(tokenizer, tools, kinds, answer, new)    -> ids from the end token of the answer on, or None
+
+A template would write a parsed answer back differently from how it was sampled, so a stand-in is rendered in its
+place: a short answer of the same kind (with or without thinking, with as many calls). Two things must hold, or
+the answer to "does the conversation go on in place?" is no:
+
+1. In a skeleton of the whole conversation, every message a stand-in of its kind, the text up to the answer stays
+   as it was when it was the prompt, and the answer keeps its thinking, its words and its calls. Qwen 3 fails here
+   when a user message follows thinking: it strips the thinking of earlier turns.
+2. The text behind the answer does not depend on what lies before it but the system message, so that it may be
+   taken from a conversation of one question and one answer, which is rendered once for all episodes.
+
+Skeletons are remembered by their kinds: the episodes of an environment share them.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgpack
+
+from agentgym.errors import ModelError
+from agentgym.messages import Message, Role, ToolSchema, assistant, tool_call, user
+from agentgym.policy.answers import THINK_CLOSE, THINK_OPEN, Thinking, thinking_of, words_of
+from agentgym.policy.template import ChatTokenizer
+
+REMEMBERED = 4096
+"""Skeletons that are remembered."""
+_THOUGHT, _SAID, _CALLED, _HEARD = "Thought1", "Said1", "Called1", "Heard1"
+"""The words of the stand-ins, recognized in the rendered text."""
+_ASKED = user("?")
+
+
+class Kind(NamedTuple):
+    """What a template may decide on in a message."""
+
+    role: Role
+    speaks: bool
+    """There are words; of an answer, words besides the thinking and the calls."""
+    thinking: Thinking = Thinking.NONE
+    calls: int = 0
+    system: str = ""
+    """The words of a system message: some templates find switches in them."""
+
+
+def kind_of(message: Message, written: str | None = None) -> Kind:
+    """Return the kind of a message; of an answer, `written` is its text as it was sampled."""
+    if message["role"] != "assistant":
+        words = message["content"] if message["role"] == "system" else ""
+        return Kind(message["role"], bool(message["content"]), system=words)
+    thinking = thinking_of(message["content"] if written is None else written)
+    speaks = bool(words_of(message["content"]).strip())
+    return Kind("assistant", speaks, thinking, len(message.get("tool_calls", [])))
+
+
+def suffix(
+    tokenizer: ChatTokenizer,
+    tools: Sequence[ToolSchema],
+    kinds: Sequence[Kind],
+    answer: Message,
+    new: Sequence[Message],
+) -> list[int] | None:
+    """Return the ids behind the last answer, its end token first; None if a new prompt must be rendered.
+
+    Args:
+        tokenizer: of the policy.
+        tools: of the conversation.
+        kinds: of all messages up to the answer, the answer's last.
+        answer: the last answer, as parsed.
+        new: what follows it.
+    """
+    if kinds[-1].role != "assistant":
+        return None  # nothing to stand behind: two observations in a row
+    try:
+        if not _keeps(tokenizer, msgpack.packb(tools), tuple(kinds), tuple(map(kind_of, new))):
+            return None
+        # The calls keep their names and ids: some templates repeat them above the results.
+        calls = [tool_call(c["function"]["name"], "{}", c["id"]) for c in answer.get("tool_calls", [])]
+        stand_in = assistant(_text(kinds[-1]), calls)
+        text = _behind(tokenizer, tools, _short(kinds), stand_in, kinds[-1], new)
+    except ModelError:
+        return None  # whether the template refuses the conversation itself is seen when it is rendered
+    ids = tokenizer.encode(text) if text else []
+    return ids if ids and ids[0] in tokenizer.stop_token_ids else None
+
+
+@functools.lru_cache(REMEMBERED)
+def _keeps(tokenizer: ChatTokenizer, tools: bytes, said: tuple[Kind, ...], new: tuple[Kind, ...]) -> bool:
+    schemas = msgpack.unpackb(tools)
+    *before, answer = skeleton(said)
+    behind = skeleton(new)
+    text = _behind(tokenizer, schemas, before, answer, said[-1], behind)
+    return text is not None and text == _behind(tokenizer, schemas, _short(said), answer, said[-1], behind)
+
+
+def _short(kinds: Sequence[Kind]) -> list[Message]:
+    return [*skeleton([kind for kind in kinds[:1] if kind.role == "system"]), _ASKED]
+
+
+def _behind(
+    tokenizer: ChatTokenizer,
+    tools: Sequence[ToolSchema],
+    before: Sequence[Message],
+    answer: Message,
+    kind: Kind,
+    new: Sequence[Message],
+) -> str | None:
+    """Return the text from the answer's end token on; None if the new messages change what lies before it."""
+    prompt = tokenizer.render(before, tools)
+    whole = tokenizer.render([*before, answer, *new], tools)
+    end = tokenizer.end_of_turn(whole, len(prompt)) if whole.startswith(prompt) else None
+    if end is None:
+        return None
+    turn = whole[len(prompt) : end[0]]
+    words = [_THOUGHT] * (kind.thinking in (Thinking.FULL, Thinking.OPEN)) + [_SAID] * kind.speaks
+    words += [call["function"]["name"] for call in answer.get("tool_calls", [])]
+    # Thinking that appears where there was none is as wrong as thinking that was stripped.
+    closed = kind.thinking in (Thinking.FULL, Thinking.EMPTY)
+    kept = all(word in turn for word in words) and (THINK_CLOSE in turn) == closed
+    return whole[end[0] :] if kept else None
+
+
+def skeleton(kinds: Sequence[Kind]) -> list[Message]:
+    """Return a conversation of stand-ins."""
+    messages: list[Message] = []
+    results = 0
+    for kind in kinds:
+        if kind.role == "assistant":
+            calls = [tool_call(f"{_CALLED}{i}", "{}", f"call_{i}") for i in range(kind.calls)]
+            messages.append(assistant(_text(kind), calls))
+            results = 0
+            continue
+        message: Message = {"role": kind.role, "content": kind.system or _HEARD * kind.speaks}
+        if kind.role == "tool":
+            message |= {"tool_call_id": f"call_{results}", "name": f"{_CALLED}{results}"}
+            results += 1
+        messages.append(message)
+    return messages
+
+
+def _text(kind: Kind) -> str:
+    thinking = {
+        Thinking.NONE: "",
+        Thinking.EMPTY: f"{THINK_OPEN}\n\n{THINK_CLOSE}\n\n",
+        Thinking.FULL: f"{THINK_OPEN}\n{_THOUGHT}\n{THINK_CLOSE}\n\n",
+        Thinking.OPEN: f"{THINK_OPEN}\n{_THOUGHT}",
+    }
+    return thinking[kind.thinking] + _SAID * kind.speaks
