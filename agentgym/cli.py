@@ -23,6 +23,10 @@ ConfigFile = Annotated[Path, typer.Argument(help="The run's TOML file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value, with TOML values.")]
 Resolved = Annotated[Path, typer.Option("--config", help="The resolved settings: RUN_DIR/config.json.")]
 Connect = Annotated[str, typer.Option("--coordinator", help="The coordinator's ZeroMQ address.")]
+EnvId = Annotated[str, typer.Argument(metavar="ID", help='An id, or "module:Class".')]
+EnvArguments = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Arguments of its constructor, as TOML.")
+]
 ParentPid = Annotated[int | None, typer.Option(help="End when this process is no longer the parent.")]
 
 
@@ -123,6 +127,49 @@ def play(
     from agentgym.worker.play import play as run
 
     run(env_id, policy=policy, episodes=episodes, seed=seed)
+
+
+@app.command()
+def check(
+    env_id: EnvId,
+    arguments: EnvArguments = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A model folder: check its chat template and context, too.")
+    ] = None,
+    max_chars: Annotated[int, typer.Option(min=1, help="Characters that one observation may have.")] = 20_000,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one call may take.")] = 10.0,
+) -> None:
+    """Check that an environment keeps its promises; exit status 1 if it breaks one."""
+    from rich.console import Console
+
+    from agentgym.check.run import print_check
+    from agentgym.check.subject import Options
+    from agentgym.config_file import parse_arguments
+    from agentgym.model import check_model
+
+    if tokenizer is not None:
+        check_model(tokenizer)
+    options = Options(
+        kwargs=parse_arguments(arguments or []),
+        tokenizer=str(tokenizer) if tokenizer is not None else None,
+        max_chars=max_chars,
+        timeout=timeout,
+    )
+    if not print_check(env_id, options, Console(soft_wrap=True, highlight=False)):
+        raise typer.Exit(1)
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(metavar="FILE|RUN", help="Of `agentgym eval`, or a run directory.")],
+    episode: Annotated[int | None, typer.Option(help="Only this one: 1 is the first, -1 the last.")] = None,
+) -> None:
+    """Show recorded episodes: who said what, what it earned, which tokens were trained."""
+    from rich.console import Console
+
+    from agentgym.show import show as run
+
+    run(path, number=episode, console=Console(soft_wrap=True, highlight=False))
 
 
 def main() -> None:

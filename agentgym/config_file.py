@@ -44,6 +44,20 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError("\n".join([f"{path}:", *(f"  {line}" for line in _explain(error))])) from error
 
 
+def parse_arguments(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return what `key=value` arguments with TOML values say, as in `turns=7`.
+
+    Raises:
+        ConfigError: an argument is not of this form.
+    """
+    tables: dict[str, Any] = {}
+    for argument in arguments:
+        if "=" not in argument:
+            raise ConfigError(f"argument {argument!r} is not of the form key=value, as in turns=7")
+        _apply(tables, argument)
+    return tables
+
+
 def save_config(config: Config, path: Path) -> None:
     """Write the resolved settings as JSON."""
     path.write_text(config.model_dump_json(indent=2) + "\n")

@@ -18,6 +18,7 @@ from agentgym.coordinator.process import Coordinator
 from agentgym.coordinator.report import Reporter
 from agentgym.coordinator.schedule import Schedule
 from agentgym.coordinator.supervisor import Supervisor
+from agentgym.episode_json import SAMPLES, EpisodeWriter
 from agentgym.errors import RunError
 from agentgym.protocol import Lease, Servers
 from agentgym.tensorboard import TensorBoard
@@ -51,6 +52,7 @@ class Run:
             Schedule(config),
             self.board,
             config.tensorboard,
+            samples=EpisodeWriter(self.places.run / SAMPLES),
             console=Console(file=self.terminal, width=200),
             decode=str,
         )

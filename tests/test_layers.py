@@ -22,6 +22,8 @@ LAYERS = [
     # records, settings, what crosses a socket
     "config episode model registry spaces wire",
     "batch busy config_file episode_codec metrics ratings tensorboard",
+    "episode_json",
+    "show",
     # environments and their tools
     "env tool_schema",
     "tools wrappers policy.answers policy.tool_text",
@@ -35,6 +37,11 @@ LAYERS = [
     "worker.seat",
     "worker.rollout worker.seating",
     "worker.play worker.process",
+    # what environments promise
+    "check.subject",
+    "check.rule",
+    "check.rules check.tool_rules check.worker_rules",
+    "check.run",
     # the process that joins them
     "advantages coordinator.groups coordinator.leases coordinator.peers coordinator.supervisor",
     "coordinator.assemble coordinator.launch coordinator.schedule",
@@ -68,6 +75,7 @@ HEAVY = {
 
 # `except Exception` and its like, per module: only where a process meets code that is not ours. Never more.
 BROAD_EXCEPTS = {
+    "agentgym.check.subject": 1,
     "agentgym.registry": 1,
     "agentgym.tools": 1,
     "agentgym.worker.calls": 1,

@@ -18,6 +18,7 @@ from agentgym.coordinator.process import Coordinator
 from agentgym.coordinator.report import Reporter
 from agentgym.coordinator.schedule import Schedule
 from agentgym.coordinator.supervisor import Supervisor
+from agentgym.episode_json import SAMPLES, EpisodeWriter
 from agentgym.errors import ConfigError, RunError
 from agentgym.log import setup_logging
 from agentgym.model import check_context, check_model
@@ -48,6 +49,7 @@ def train(config: Config, *, resume: bool, console: Console) -> None:
         schedule = Schedule(config)
         first_step = done + 1 - config.warmup.steps  # step 0 is the last one of the warm-up
         board = TensorBoard(places.tensorboard, first_step=first_step if resume else None)
+        samples = EpisodeWriter(run_dir / SAMPLES, config=config.model_dump(mode="json"))
         limits = config.coordinator
         supervisor = Supervisor(
             logs=places.logs,
@@ -62,13 +64,19 @@ def train(config: Config, *, resume: bool, console: Console) -> None:
         )
         console.print(f"  watch it: tensorboard --logdir {places.tensorboard}", highlight=False)
         reporter = Reporter(
-            schedule, board, config.tensorboard, console=console, decode=ChatTokenizer(config.model).decode
+            schedule,
+            board,
+            config.tensorboard,
+            samples=samples,
+            console=console,
+            decode=ChatTokenizer(config.model).decode,
         )
         try:
             asyncio.run(_run(config, places, supervisor, reporter, done, state, checkpoint))
         finally:
             supervisor.stop(STOP_SECONDS)
             board.close()
+            samples.close()
     _summary(run_dir, reporter, console)
 
 
@@ -174,5 +182,5 @@ def _summary(run_dir: Path, reporter: Reporter, console: Console) -> None:
     )
     console.print(f"  TensorBoard   tensorboard --logdir {run_dir / 'tensorboard'}", highlight=False)
     console.print(f"  checkpoints   {run_dir / 'checkpoints'}", highlight=False)
-    console.print("  samples       in TensorBoard, tab Text, samples/episodes", highlight=False)
+    console.print(f"  samples       agentgym show {run_dir}", highlight=False)
     console.print(f"  logs          {run_dir / 'logs'}", highlight=False)

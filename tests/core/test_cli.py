@@ -3,10 +3,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders import config_of
+from builders import config_of, episode_of
 
 from agentgym.cli import app
 from agentgym.config_file import save_config
+from agentgym.episode_json import EpisodeWriter, record_of
 from agentgym.errors import ConfigError
 from agentgym.model import check_model
 
@@ -31,9 +32,9 @@ HEAVY = [
 ]
 
 
-def run(*arguments: str) -> None:
-    """Run a command in this process."""
-    app(list(arguments), standalone_mode=False)
+def run(*arguments: str) -> int:
+    """Run a command in this process and return its exit status."""
+    return app(list(arguments), standalone_mode=False) or 0
 
 
 def agentgym(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -81,6 +82,24 @@ def test_play_shows_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str
     assert first == second != other
 
 
+def test_check_says_what_is_wrong_and_what_to_do_and_ends_with_status_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("check", "broken_envs:SchemaIsWrong") == 1
+    lines = capsys.readouterr().out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("FAIL tool-schemas"))
+    assert "add.a: 'int' is no type of JSON" in lines[at + 1]
+    assert "Write a docstring" in lines[at + 2]
+
+
+def test_show_prints_the_episodes_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = EpisodeWriter(tmp_path / "e.jsonl")
+    writer.write(record_of(episode_of([0.5]), str))
+    writer.close()
+    run("show", str(tmp_path / "e.jsonl"), "--episode", "1")
+    assert "agent played by learner: reward 0.5" in capsys.readouterr().out
+
+
 def test_the_commands_of_the_processes_read_the_resolved_settings(tmp_path: Path) -> None:
     save_config(config_of(model=str(tmp_path / "none")), tmp_path / "config.json")
     done = agentgym("worker", "--config", str(tmp_path / "config.json"), "--coordinator", "ipc:///nowhere")
@@ -108,9 +127,15 @@ def test_a_wrong_configuration_is_one_clear_message_and_status_1(tmp_path: Path)
             "there is no scripted policy 'boss'; .* has noisy, expert",
         ),
         (["init-model", "/dev/null/x", "--preset", "huge"], "unknown model preset 'huge'; known presets: "),
+        (
+            ["check", "agentgym/GuesNumber-v0"],
+            "there is no environment 'agentgym/GuesNumber-v0'; the nearest",
+        ),
+        (["check", "agentgym/GuessNumber-v0", "turns"], "argument 'turns' is not of the form key=value"),
+        (["show", "none.jsonl"], "cannot read the episodes in none.jsonl: No such file"),
         (["train", "none.toml"], "cannot read the configuration none.toml: No such file"),
     ],
-    ids=["env", "policy", "preset", "file"],
+    ids=["env", "policy", "preset", "check", "argument", "show", "file"],
 )
 def test_what_cannot_be_done_is_said(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -129,5 +154,5 @@ def test_help_loads_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    for command in ("train", "worker", "serve", "init-model", "list", "play"):
+    for command in ("train", "worker", "serve", "init-model", "list", "play", "check", "show"):
         assert command in done.stdout

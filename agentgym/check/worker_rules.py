@@ -1,0 +1,85 @@
+"""The rule about processes: a run's workers build the same environment and play the same tasks."""
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+
+from agentgym.check.rule import NotApplicable, rule
+from agentgym.check.subject import Actions, Options, Play, Subject, attempt, difference
+
+HASH_SEED = "20240229"
+START_SECONDS = 60.0
+
+Recorded = tuple[int, str, list[Actions]]
+"""Seed, by whom, actions."""
+
+
+@rule(
+    "processes",
+    "Another process builds it and plays the same episodes, also where texts hash differently.",
+    "Register it in a module that workers can import; sort what comes out of sets, and use no hash() of texts.",
+)
+def processes(subject: Subject) -> Iterator[str]:
+    """Play the recorded episodes again in a new process with another hash seed."""
+    if subject.wanders:
+        raise NotApplicable("episodes are not deterministic to begin with")
+    plays = subject.plays
+    recorded = [(play.seed, play.by, play.actions) for play in plays]
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(
+        target=_replay, args=(theirs, subject.env_id, subject.options, recorded), daemon=True
+    )
+    before = os.environ.get("PYTHONHASHSEED")
+    os.environ["PYTHONHASHSEED"] = HASH_SEED  # read by an interpreter when it starts
+    try:
+        child.start()
+    finally:
+        os.environ.pop("PYTHONHASHSEED")
+        if before is not None:
+            os.environ["PYTHONHASHSEED"] = before
+    theirs.close()
+    try:
+        yield from _compare(subject, plays, ours)
+    finally:
+        child.kill()
+        child.join()
+        ours.close()
+
+
+def _compare(subject: Subject, plays: Sequence[Play], connection: Connection) -> Iterator[str]:
+    waited, patience = 0.0, START_SECONDS
+    for play in plays:
+        while not connection.poll(1.0):
+            waited += 1.0
+            subject.on_call("another process")
+            if waited > patience:
+                yield f"it did not build and play an episode within {patience:g} s"
+                return
+        waited, patience = 0.0, START_SECONDS
+        try:
+            found = connection.recv()
+        except EOFError:
+            yield "it ended by itself; its last words are on stderr"
+            return
+        text = found if isinstance(found, str) else difference(play, found)
+        if text:
+            yield text
+            return
+
+
+def _replay(connection: Connection, env_id: str, options: Options, recorded: Sequence[Recorded]) -> None:
+    """Play the recorded episodes and send what they gave; the body of the other process."""
+    subject, problem = attempt(lambda: Subject(env_id, options))
+    if subject is None:
+        connection.send(f"building it {problem}")
+        return
+    for seed, by, actions in recorded:
+        play, problem = attempt(
+            lambda seed=seed, by=by, actions=actions: Play(  # type: ignore[misc]
+                subject.new(), seed, recorded=actions, by=by
+            ).finish()
+        )
+        connection.send(play.record if play is not None else f"building it {problem}")
+    subject.close()

@@ -1,0 +1,96 @@
+"""agentgym check: each planted fault fails its rule, with a sentence that says what was found."""
+
+import pytest
+
+from agentgym.check.rule import RULES
+from agentgym.check.run import Result, check, try_rule
+from agentgym.check.subject import Options, Subject
+
+SLOW = {"processes"}
+"""Starts a process; tested on its own."""
+SOUND = ["Sound", "SoundTools", "SoundTurns", "SoundTogether"]
+SHIPPED = ["GuessNumber", "Calculator", "TicTacToe", "SplitCoins"]
+
+# Fault: the rule that must fail, what it must say, and the other rules that may fail with it.
+FAULTS: dict[str, tuple[str, str, set[str]]] = {
+    "CannotBeBuilt": ("builds", "OSError: the words are gone", set(RULES)),
+    "Raises": ("contract", "step raised KeyError", {"farama", "scripted"}),
+    "RewardIsNotANumber": ("contract", "the reward is nan", {"farama"}),
+    "PartsDoNotSum": ("contract", "does not sum to the reward", set()),
+    "ObservationIsANumber": ("contract", "an observation is int", {"farama", "opening"}),
+    "IgnoresItsSeed": ("deterministic", "the first time and", {"farama"}),
+    "DrawsGlobally": ("global-random", "process-global generators", {"instances", "farama"}),
+    "SharesItsState": ("instances", "the first time and", {"close"}),
+    "RemembersItsPast": ("reusable", "seed 0", set()),
+    "ClosesOnce": ("close", "the second time raised RuntimeError: closed already", set()),
+    "ClosesForAll": ("close", "after another instance was closed", {"instances"}),
+    "RepeatsTheHistory": ("only-new", "agent reads its history again", set()),
+    "SaysNothing": ("opening", "agent must answer and has read nothing", {"scripted"}),
+    "ChangesItsPrompt": ("fixed-prompt", "the system prompt of agent changed in step 1", set()),
+    "SucceedsTwice": ("success", "agent has success 2", set()),
+    "TalksTooMuch": ("budget", "reads 30000 characters at once, and 20000 are allowed", set()),
+    "HasALostPolicy": ("scripted", "lost: raised KeyError: 'map'", set()),
+    "NotAnEnvironmentSpace": ("farama", "the checker raised", set()),
+    "ToolWithoutWords": ("tool-schemas", "half: the tool has no description", set()),
+    "SchemaIsWrong": ("tool-schemas", "add.a: 'int' is no type of JSON", {"tool-calls"}),
+    "SchemaAllowsMore": ("tool-calls", "the schema allows the call add(", set()),
+    "AnswersOneCall": ("tool-calls", "answered were ['call_0']", set()),
+    "TrustsItsCalls": ("wrong-calls", "no_such_tool", set()),
+    "ObserveCounts": ("observe", "observe('a') gave", {"farama"}),
+    "ForgetsAnAgent": ("contract", "no observation for ['b']", {"farama"}),
+}
+
+
+def results(name: str) -> dict[str, Result]:
+    """What the quick rules say of an environment, in this process."""
+    subject = Subject(f"broken_envs:{name}")
+    return {rule: try_rule(rule, subject) for rule in RULES if rule not in SLOW}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_fails_its_rule_and_only_those_that_depend_on_it(name: str) -> None:
+    rule, text, others = FAULTS[name]
+    found = results(name)
+    failed = {rule for rule, result in found.items() if result.status == "FAIL"}
+    assert rule in failed
+    assert text in " ".join(found[rule].findings)
+    assert failed - {rule} <= others
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_an_environment_without_a_fault_passes(name: str) -> None:
+    assert [result for result in results(name).values() if result.status == "FAIL"] == []
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_environments_pass(name: str) -> None:
+    found = {r.rule: r for r in check(f"agentgym/{name}-v0", Options())}
+    assert found.keys() == RULES.keys()
+    assert [r for r in found.values() if r.status == "FAIL"] == []
+
+
+def test_an_order_that_depends_on_hashes_shows_in_another_process() -> None:
+    result = try_rule("processes", Subject("broken_envs:HashesTexts"))
+    assert result.status == "FAIL"
+    assert "the first time and" in result.findings[0]
+
+
+def test_a_call_that_never_returns_fails_its_rule_and_not_the_command() -> None:
+    found = {r.rule: r for r in check("broken_envs:Hangs", Options(timeout=1.0))}
+    assert found["builds"].status == "ok"
+    assert found["contract"] == Result("contract", "FAIL", ("step did not return within 1 s",))
+    assert found["farama"] == Result("farama", "FAIL", ("the checker did not return within 1 s",))
+    assert found["close"] == Result("close", "skip", ("2 processes were lost already",))
+    assert found.keys() == RULES.keys()
+
+
+def test_an_environment_that_ends_its_process_fails_its_rule() -> None:
+    found = {r.rule: r for r in check("broken_envs:Dies", Options())}
+    assert found["contract"] == Result("contract", "FAIL", ("the process ended by itself: step",))
+
+
+def test_an_environment_that_cannot_be_built_is_said_once() -> None:
+    found = list(check("broken_envs:CannotBeBuilt", Options()))
+    assert found[0].status == "FAIL"
+    assert "OSError: the words are gone" in found[0].findings[0]
+    assert {(r.status, r.findings) for r in found[1:]} == {("skip", ("it could not be built",))}
