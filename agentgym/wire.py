@@ -33,6 +33,7 @@ MAX_FRAME_BYTES = 1 << 30
 MAX_ARRAYS = 16
 MAX_DIMENSIONS = 4
 DTYPES = frozenset({"bool", "uint8", "uint16", "int32", "int64", "float32"})
+_DTYPE_NAMES = {np.dtype(name): name for name in DTYPES}  # native byte order alone; `dtype.name` is slow
 
 H = TypeVar("H", bound=Header)
 Arrays = Mapping[str, NDArray[Any] | None]
@@ -69,13 +70,14 @@ def pack(header: Header, arrays: Arrays | None = None, *, request_id: bytes = b"
         described = []
         for name, array in arrays.items():
             if array is not None:
-                if not _known_dtype(array.dtype) or array.ndim > MAX_DIMENSIONS:
+                dtype = _DTYPE_NAMES.get(array.dtype)
+                if dtype is None or array.ndim > MAX_DIMENSIONS:
                     raise WireError(
                         f"array {name!r} of a {header.kind!r} message is {array.dtype}{list(array.shape)}; "
                         f"send {', '.join(sorted(DTYPES))} of at most {MAX_DIMENSIONS} dimensions"
                     )
                 contiguous = np.ascontiguousarray(array)
-                described.append((name, contiguous.dtype.name, contiguous.shape))
+                described.append((name, dtype, contiguous.shape))
                 buffers.append(contiguous.data if contiguous.size else b"")
         fields["_arrays"] = described
     # Half a surrogate pair, as in a file name inside an exception's text, is no reason to lose the message.
@@ -142,10 +144,6 @@ def _arrays(kind: str, described: Any, buffers: Sequence[bytes]) -> dict[str, ND
         except ValueError as error:  # no bytes, and sizes whose product is beyond any memory
             raise WireError(f"array {name!r} of a {kind!r} message: {dtype}{shape}: {error}") from error
     return arrays
-
-
-def _known_dtype(dtype: np.dtype[Any]) -> bool:
-    return dtype.name in DTYPES and dtype.isnative
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], socket_type: int) -> zmq.Socket[bytes]:

@@ -169,6 +169,7 @@ class Engine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             routed_experts_prompt_start=routes_start,
+            skip_clone=True,  # made for this request alone
         )
 
     async def load_weights(self, version: int, path: Path) -> None:
