@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from agentgym.messages import Message, assistant, system, user
     from agentgym.policy.scripted import ScriptedPolicy, SeededPolicy
     from agentgym.registry import EnvSpec, list_envs, make, register, spec
+    from agentgym.tool_runner import ToolRunner, Toolset
+    from agentgym.tool_schema import Context, ToolError
     from agentgym.tools import ToolEnv, tool
     from agentgym.wrappers import TextAECWrapper
 
@@ -26,6 +28,7 @@ _HOME = {
     "AECEnv": "env",
     "AgentGymError": "errors",
     "ConfigError": "errors",
+    "Context": "tool_schema",
     "EndReason": "episode",
     "Env": "env",
     "EnvError": "errors",
@@ -37,6 +40,9 @@ _HOME = {
     "SeededPolicy": "policy.scripted",
     "TextAECWrapper": "wrappers",
     "ToolEnv": "tools",
+    "ToolError": "tool_schema",
+    "ToolRunner": "tool_runner",
+    "Toolset": "tool_runner",
     "Trajectory": "episode",
     "Turn": "episode",
     "assistant": "messages",
@@ -54,6 +60,7 @@ __all__ = [
     "AECEnv",
     "AgentGymError",
     "ConfigError",
+    "Context",
     "EndReason",
     "Env",
     "EnvError",
@@ -65,6 +72,9 @@ __all__ = [
     "SeededPolicy",
     "TextAECWrapper",
     "ToolEnv",
+    "ToolError",
+    "ToolRunner",
+    "Toolset",
     "Trajectory",
     "Turn",
     "__version__",

@@ -1,23 +1,24 @@
 """A tool made from a Python function: its JSON schema, and its arguments checked.
 
 The schema comes from the signature by pydantic, the descriptions from the docstring by griffelib (Google,
-NumPy and Sphinx style); a description in `Annotated[..., Field(description=...)]` wins. Arguments arrive as
-the JSON text that the model wrote and leave as validated Python values, or as an `ArgumentsError` whose text
-is meant for the model.
+NumPy and Sphinx style); a description in `Annotated[..., Field(description=...)]` wins. A parameter annotated
+`Context` is hidden from the model and filled in by whoever runs the tool. Arguments arrive as the JSON text that
+the model wrote and leave as validated Python values, or as an `ArgumentsError` whose text is meant for the model.
 """
 
 import inspect
 import json
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import griffe
+import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from agentgym.errors import ConfigError
-from agentgym.messages import ToolSchema
+from agentgym.messages import SINGLE_AGENT, AgentId, ToolSchema
 
 _SHOWN_ERRORS = 3
 """How many of the mistakes in a call's arguments are told to the model."""
@@ -37,20 +38,44 @@ class ArgumentsError(ValueError):
     """The arguments of a call do not fit the tool; the text says how, for the model."""
 
 
+class ToolError(Exception):
+    """Raised by a tool to tell the model what went wrong: it reads "Error: " and this text."""
+
+
+@dataclass(slots=True)
+class Context:
+    """What a tool may know beyond its arguments: for whom, and in which episode, it runs."""
+
+    env: Any = None
+    """The environment, unwrapped."""
+    agent: AgentId = SINGLE_AGENT
+    """The agent that calls."""
+    seed: int | None = None
+    """The episode's seed."""
+    scratch: dict[str, Any] = field(default_factory=dict)
+    """Anything that tools want to keep; empty at the start of each episode, never shared between episodes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool: how the model sees it and how its arguments are checked."""
+    """One tool: how the model sees it, how its arguments are checked, and what is called."""
 
     name: str
     description: str
     parameters: dict[str, Any]
     """JSON schema of the arguments."""
-    arguments: type[BaseModel]
-    """The pydantic model that validates them; the parameters' names are its fields' aliases."""
-    timeout: float | None
+    function: Callable[..., Any]
+    """What is called, with the arguments by name; plain or async."""
+    arguments: type[BaseModel] | None = None
+    """Validates them; the parameters' names are its fields' aliases. None: any object; the function checks it."""
+    context: str | None = None
+    """The parameter that receives the `Context`."""
+    timeout: float | None = None
     """Seconds a call may take; None: no limit."""
-    max_chars: int | None
-    """Characters a result may have; what is longer is cut, visibly. None: no limit."""
+    max_chars: int | None = None
+    """Characters a result may have; what is longer is cut, visibly. None: whoever runs the tool decides."""
+    parallel: bool = False
+    """Whether calls may run at the same time as other calls of the same turn."""
 
     @property
     def schema(self) -> ToolSchema:
@@ -70,26 +95,44 @@ class Tool:
         required = self.parameters.get("required", [])
         parts = [
             f"{name}{'' if name in required else '?'}: {_type_name(schema)}"
-            for name, schema in self.parameters["properties"].items()
+            for name, schema in self.parameters.get("properties", {}).items()
         ]
         return f"{self.name}({', '.join(parts)})"
 
-    def parse(self, arguments: str) -> dict[str, Any]:
+    def parse(self, arguments: str | None) -> dict[str, Any]:
         """Return the arguments of a call by parameter name; those left out are absent.
 
-        Raises ArgumentsError for malformed JSON and for arguments that do not fit.
+        No text and `null` mean no arguments. Raises ArgumentsError for malformed JSON and for arguments that do
+        not fit.
         """
+        text = (arguments or "").strip()
+        text = "{}" if text in ("", "null") else text
+        if self.arguments is None:
+            return self._object(text)
         try:
-            values = self.arguments.model_validate_json(arguments.strip() or "{}")
+            values = self.arguments.model_validate_json(text)
         except ValidationError as error:
             raise ArgumentsError(f"{_explain(error)}; expected {self.usage}") from error
         fields = self.arguments.model_fields
         given = values.model_fields_set
-        return {str(field.alias): getattr(values, name) for name, field in fields.items() if name in given}
+        return {str(item.alias): getattr(values, name) for name, item in fields.items() if name in given}
+
+    def _object(self, text: str) -> dict[str, Any]:
+        try:
+            value = pydantic_core.from_json(text)
+        except ValueError as error:
+            raise ArgumentsError(f"Invalid JSON: {error}; expected {self.usage}") from error
+        if not isinstance(value, dict):
+            raise ArgumentsError(f"Input should be an object; expected {self.usage}")
+        return value
 
 
 def build_tool(
-    function: Callable[..., Any], *, timeout: float | None = None, max_chars: int | None = None
+    function: Callable[..., Any],
+    *,
+    timeout: float | None = None,
+    max_chars: int | None = None,
+    parallel: bool = False,
 ) -> Tool:
     """Return the tool that a function (or a method, whose `self` is left out) describes.
 
@@ -98,12 +141,16 @@ def build_tool(
     """
     text, descriptions = _documentation(function)
     fields: dict[str, Any] = {}
+    context: str | None = None
     hints = _type_hints(function)
     for index, parameter in enumerate(inspect.signature(function).parameters.values()):
         if index == 0 and parameter.name == "self":
             continue
         _refuse_unusable(function, parameter, hints)
         annotation = hints[parameter.name]
+        if annotation is Context:
+            context = parameter.name
+            continue
         # Neutral field names: a parameter may be called `json`, `copy` or `_x`, which pydantic would refuse.
         settings: dict[str, Any] = {"alias": parameter.name}
         if parameter.default is not parameter.empty:
@@ -114,7 +161,7 @@ def build_tool(
     model = create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **fields)
     parameters = _without_titles(model.model_json_schema())
     parameters.setdefault("properties", {})
-    return Tool(function.__name__, text, parameters, model, timeout, max_chars)
+    return Tool(function.__name__, text, parameters, function, model, context, timeout, max_chars, parallel)
 
 
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:

@@ -26,7 +26,9 @@ LAYERS = [
     "show",
     # environments and their tools
     "env tool_schema",
-    "tools wrappers policy.answers policy.tool_text",
+    "tool_runner wrappers policy.answers policy.tool_text",
+    "tools",
+    "toolsets.calculator",
     # policies
     "policy.client policy.scripted policy.template policy.vllm_plugin tiny_model",
     "policy.link policy.suffix policy.vllm_worker",
@@ -57,7 +59,10 @@ LAYERS = [
 ALLOWED = {
     ("agentgym", "agentgym_envs"): "",
     ("agentgym", "agentgym_trainers"): "",
-    ("agentgym_envs", "agentgym"): "env errors messages registry spaces tools wrappers policy.scripted",
+    ("agentgym_envs", "agentgym"): (
+        "env errors messages registry spaces tool_runner tool_schema tools wrappers policy.scripted "
+        "toolsets toolsets.calculator"
+    ),
     ("agentgym_envs", "agentgym_trainers"): "",
     ("agentgym_trainers", "agentgym"): (
         "batch busy config config_file episode errors lifeline log model protocol weights wire"
@@ -77,7 +82,7 @@ HEAVY = {
 BROAD_EXCEPTS = {
     "agentgym.check.subject": 1,
     "agentgym.registry": 1,
-    "agentgym.tools": 1,
+    "agentgym.tool_runner": 2,
     "agentgym.worker.calls": 1,
     "agentgym.worker.process": 1,
     "agentgym.worker.seat": 1,

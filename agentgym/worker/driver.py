@@ -83,12 +83,13 @@ class SingleDriver:
     def __init__(self, env: Any) -> None:
         """Drive `env`."""
         self._env = env
-        # Wrappers of gymnasium hide attributes; the class below them says whether it takes whole messages.
-        self._tools: list[ToolSchema] = tools_of(env, SINGLE_AGENT)
+        self._tools: list[ToolSchema] = []
 
     def reset(self, seed: int) -> State:
         """Begin a new episode."""
         result = self._env.reset(seed=seed)
+        # Tools are fixed for an episode, and some are known only when it has begun (an MCP server's).
+        self._tools = tools_of(self._env, SINGLE_AGENT)
         if not isinstance(result, tuple) or len(result) != 2:
             raise EnvError(f"reset returned {result!r:.100}; expected (observation, info)")
         observation, info = result

@@ -9,6 +9,7 @@ from gymnasium.utils.env_checker import check_env
 
 from agentgym.errors import EnvError
 from agentgym.messages import assistant, tool_call
+from agentgym.tool_runner import marked_tools
 from agentgym.tools import ToolEnv, tool
 
 
@@ -252,8 +253,9 @@ def test_gymnasium_accepts_an_environment_with_tools():
 def test_sampled_actions_are_valid_calls(shop):
     space = shop.action_space
     space.seed(0)
+    tools = {found.name: found for found in marked_tools(shop)}
     for _ in range(60):
         action = space.sample()
         assert action in space
         for call in action.get("tool_calls", []):
-            shop._tools[call["function"]["name"]].parse(call["function"]["arguments"])
+            tools[call["function"]["name"]].parse(call["function"]["arguments"])

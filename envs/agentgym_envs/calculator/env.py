@@ -5,6 +5,7 @@ from typing import Any
 from agentgym.errors import ConfigError
 from agentgym.messages import Action, Observation
 from agentgym.tools import ToolEnv, tool
+from agentgym.toolsets import calculator
 from agentgym_envs.calculator import prompts, rules
 
 
@@ -12,6 +13,7 @@ class Calculator(ToolEnv):
     """Work out an expression with a tool and submit the answer with another."""
 
     system_prompt = prompts.SYSTEM
+    toolsets = (calculator.Calculator(),)
     max_tool_calls = 4
 
     def __init__(self, *, max_number: int = 20, max_terms: int = 3, format_penalty: float = 0.1) -> None:
@@ -28,7 +30,7 @@ class Calculator(ToolEnv):
         """Ask a question."""
         super().reset(seed=seed)
         expression = rules.make_question(self.np_random, max_number=self.max_number, max_terms=self.max_terms)
-        self._answer_is = rules.calculate(expression)
+        self._answer_is = calculator.calculate(expression)
         return prompts.question(expression), {}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -40,15 +42,6 @@ class Calculator(ToolEnv):
         """Remind of the tools, at a price."""
         self.add_reward(format=-self.format_penalty)
         return prompts.NO_CALL
-
-    @tool(max_chars=200)
-    def calculate(self, expression: str) -> str:
-        """Work out an expression.
-
-        Args:
-            expression: Integers, + - * / // % and parentheses.
-        """
-        return str(rules.calculate(expression))
 
     @tool
     def submit(self, answer: int) -> str:
