@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from agentgym.tool_runner import ToolRunner, Toolset
     from agentgym.tool_schema import Context, ToolError
     from agentgym.tools import ToolEnv, tool
-    from agentgym.wrappers import TextAECWrapper
+    from agentgym.wrappers.aec import TextAECWrapper
+    from agentgym.wrappers.parallel import TextParallelWrapper
+    from agentgym.wrappers.single import TextWrapper
 
 __version__ = "0.1.0"
 
@@ -38,7 +40,9 @@ _HOME = {
     "ParallelEnv": "env",
     "ScriptedPolicy": "policy.scripted",
     "SeededPolicy": "policy.scripted",
-    "TextAECWrapper": "wrappers",
+    "TextAECWrapper": "wrappers.aec",
+    "TextParallelWrapper": "wrappers.parallel",
+    "TextWrapper": "wrappers.single",
     "ToolEnv": "tools",
     "ToolError": "tool_schema",
     "ToolRunner": "tool_runner",
@@ -71,6 +75,8 @@ __all__ = [
     "ScriptedPolicy",
     "SeededPolicy",
     "TextAECWrapper",
+    "TextParallelWrapper",
+    "TextWrapper",
     "ToolEnv",
     "ToolError",
     "ToolRunner",

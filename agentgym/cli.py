@@ -105,13 +105,20 @@ def init_model(
 
 
 @app.command("list")
-def list_environments() -> None:
-    """List the environments that are known."""
-    from agentgym.registry import list_envs
+def list_environments(
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="[SOURCE:]", help="Another library's: 'gymnasium:', 'openspiel:', ..."),
+    ] = None,
+) -> None:
+    """List the environments that are registered, or those of another library."""
+    from agentgym.registry import list_envs, list_sources
 
-    for env in list_envs():
+    for env in list_envs(source):
         scripted = f"  scripted: {', '.join(env.scripted)}" if env.scripted else ""
         typer.echo(f"{env.id:30} {env.kind:9}{scripted}")
+    if source is None:
+        typer.echo(f"of other libraries: {' '.join(f'{prefix}:' for prefix in list_sources())}")
 
 
 @app.command()

@@ -36,7 +36,7 @@ class EnvConfig(Section):
     """The environment and its limits."""
 
     id: str
-    """A registered id ("agentgym/GuessNumber-v0"), "module:Class", or "gymnasium:ID"."""
+    """A registered id ("agentgym/GuessNumber-v0"), "module:Class", or a library's "gymnasium:ID", "openspiel:NAME"."""
     kwargs: dict[str, Any] = {}
     """Arguments of the environment's constructor."""
     max_turns: Positive | None = None

@@ -15,11 +15,12 @@ the whole assistant message, tool calls included.
 Prompts. `system_prompt` (an attribute of `Env`, a method of agent for the others) opens the conversation.
 It may depend on the episode: it is read after `reset`.
 
-Rewards are floats per step and agent. Three keys of `info` mean something, each is optional:
+Rewards are floats per step and agent. Four keys of `info` mean something, each is optional:
 
     info["rewards"]   dict[str, float]  the named parts of the step's reward; they sum to it
     info["success"]   float, 0 to 1     how well the agent did; the last one given counts
     info["metrics"]   dict[str, float]  other numbers; summed over the episode
+    info["legal"]     list[str]         the answers that are legal now; a scripted policy sees it, a model does not
 
 In an AEC environment `infos[agent]` covers the same span as the reward that `last()` returns: everything
 since the agent's previous action. The environment empties it when the agent acts.

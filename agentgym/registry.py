@@ -3,32 +3,35 @@
     agentgym/GuessNumber-v0    registered by `register`, or by a package with an entry point "agentgym.envs"
     my_module:MyEnv            a class; the module may lie in the working directory
     my_module:my/Env-v0        registered by importing the module
-    gymnasium:FrozenLake-v1    registered with gymnasium
+    gymnasium:FrozenLake-v1    found by the source "gymnasium"
 
 An entry point of the group `agentgym.envs` names a module, or a function without arguments, that registers.
 It is loaded only when an id is not known yet, or when all are listed; the core imports no environment by
-name.
+name. An entry point "prefix" of the group `agentgym.sources` names a `Source`: the environments of a whole
+library, by the library's own names.
 """
 
 import difflib
 import functools
 import importlib
-import importlib.metadata
 import inspect
 import logging
 import os
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import gymnasium
 import pettingzoo
 
 from agentgym.errors import ConfigError, EnvError
 
-ENTRY_POINT_GROUP = "agentgym.envs"
-GYMNASIUM_PREFIX = "gymnasium:"
+ENVS_GROUP = "agentgym.envs"
+SOURCES_GROUP = "agentgym.sources"
 
 Kind = Literal["single", "aec", "parallel"]
 """How its agents act: one alone, several by turns, several at once."""
@@ -38,7 +41,14 @@ _NUMERIC_SPACES = (
     gymnasium.spaces.Discrete,
     gymnasium.spaces.MultiBinary,
     gymnasium.spaces.MultiDiscrete,
+    gymnasium.spaces.Tuple,
 )
+_WRAPPERS: dict[Kind, tuple[str, str]] = {
+    "single": ("TextWrapper", "env"),
+    "aec": ("TextAECWrapper", "env, agent"),
+    "parallel": ("TextParallelWrapper", "env, agent"),
+}
+"""The class that makes text of such an environment, and what its functions are given first."""
 
 _logger = logging.getLogger(__name__)
 
@@ -57,6 +67,23 @@ class EnvSpec:
     """Arguments for the entry point; those given to `make` win."""
     scripted: dict[str, str] = field(default_factory=dict)
     """Scripted policies for this environment: name to "module:attribute"."""
+
+
+class Source(Protocol):
+    """Another library's environments under a prefix: "prefix:name".
+
+    The spec that it returns points to a function that any process can import, with the name among its kwargs.
+    It imports its library when it is asked, not before: a ModuleNotFoundError then names the extra to install.
+    """
+
+    extra: str
+    """The extra of agentgym-rl that installs the library; "" where agentgym itself needs it."""
+
+    def spec(self, name: str) -> EnvSpec:
+        """Return what is known about one environment; raises `unknown(...)` for a name that it does not have."""
+
+    def names(self) -> list[str]:
+        """Return the names of all that can be made without a network."""
 
 
 _specs: dict[str, EnvSpec] = {}
@@ -93,21 +120,31 @@ def register(
 
 def spec(env_id: str) -> EnvSpec:
     """Return what is known about an environment. Raises ConfigError for an id that leads nowhere."""
-    if env_id.startswith(GYMNASIUM_PREFIX):
-        return _spec_from_gymnasium(env_id)
     if env_id in _specs:
         return _specs[env_id]
-    if ":" in env_id:
+    prefix, colon, name = env_id.partition(":")
+    if colon and _normal(prefix) in _sources():
+        with _source(prefix) as source:
+            return source.spec(name)
+    if colon:
         return _spec_from_module(env_id)
     problems = _load_entry_points()
     if env_id in _specs:
         return _specs[env_id]
-    close = difflib.get_close_matches(env_id, _specs, n=3, cutoff=0.4)
-    known = f"the nearest ids are {', '.join(close)}" if close else "`agentgym list` shows all ids"
     broken = f" (not loaded: {'; '.join(problems)})" if problems else ""
     raise ConfigError(
-        f"there is no environment {env_id!r}; {known}{broken}. Register it with agentgym.register, "
+        f"{unknown(env_id, _specs)}{broken}. Register it with agentgym.register, "
         "or name its class as 'module:Class'"
+    )
+
+
+def unknown(env_id: str, known: Iterable[str]) -> ConfigError:
+    """Return the error for an id that is none of the known ones; it names the nearest."""
+    close = difflib.get_close_matches(env_id, list(known), n=3, cutoff=0.4)
+    prefix, colon, _ = env_id.partition(":")
+    nearest = f"the nearest are {', '.join(close)}; " if close else ""
+    return ConfigError(
+        f"there is no environment {env_id!r}; {nearest}`agentgym list{f' {prefix}:' if colon else ''}` shows all"
     )
 
 
@@ -119,11 +156,8 @@ def make(env_id: str, **kwargs: Any) -> Any:
     """
     found = spec(env_id)
     arguments = {**found.kwargs, **kwargs}
-    if env_id.startswith(GYMNASIUM_PREFIX):
-        creator: Any = functools.partial(gymnasium.make, env_id.removeprefix(GYMNASIUM_PREFIX))
-    else:
-        creator = load_attribute(found.entry_point)
-        _check_arguments(found, creator, arguments)
+    creator = load_attribute(found.entry_point)
+    _check_arguments(found, creator, arguments)
     try:
         env = creator(**arguments)
     except Exception as error:  # the boundary to an author's constructor
@@ -134,10 +168,21 @@ def make(env_id: str, **kwargs: Any) -> Any:
     return env
 
 
-def list_envs() -> list[EnvSpec]:
-    """Return all registered environments, by id; those of installed packages included."""
+def list_envs(source: str | None = None) -> list[EnvSpec]:
+    """Return all registered environments, those of installed packages included, or all of one source, by id.
+
+    Raises ConfigError where `source` is none of `list_sources()`, or its library is not installed.
+    """
+    if source is not None:
+        with _source(source) as found:
+            return sorted((found.spec(name) for name in found.names()), key=lambda one: one.id)
     _load_entry_points()
     return [_specs[env_id] for env_id in sorted(_specs)]
+
+
+def list_sources() -> list[str]:
+    """Return the prefixes under which the environments of other libraries are found."""
+    return sorted(_sources())
 
 
 def load_attribute(path: str) -> Any:
@@ -172,13 +217,36 @@ def kind_of(creator: Any) -> Kind:
     )
 
 
-def _spec_from_gymnasium(env_id: str) -> EnvSpec:
-    """Return the spec of an environment that gymnasium knows."""
+@functools.cache
+def _sources() -> dict[str, EntryPoint]:
+    return {_normal(found.name): found for found in entry_points(group=SOURCES_GROUP)}
+
+
+@contextmanager
+def _source(prefix: str) -> Iterator[Source]:
+    """Provide the source of a prefix; what its library lacks in the block becomes a ConfigError."""
+    key = _normal(prefix.removesuffix(":"))
+    if key not in _sources():
+        raise ConfigError(f"there is no source {prefix!r} of environments; there are {_prefixes()}")
     try:
-        gymnasium.spec(env_id.removeprefix(GYMNASIUM_PREFIX))
-    except gymnasium.error.Error as error:
-        raise ConfigError(f"{env_id}: gymnasium says: {error}") from error
-    return EnvSpec(env_id, env_id, "single")
+        source: Source = _sources()[key].load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the source {key}: could not be loaded: {error}") from error
+    try:
+        yield source
+    except ModuleNotFoundError as error:
+        hint = f"pip install 'agentgym-rl[{source.extra}]'" if source.extra else f"install {error.name}"
+        raise ConfigError(
+            f"{key}: needs the module {error.name!r}, which is not installed; {hint}"
+        ) from error
+
+
+def _prefixes() -> str:
+    return ", ".join(f"{prefix}:" for prefix in list_sources())
+
+
+def _normal(prefix: str) -> str:
+    return prefix.replace("-", "_").lower()
 
 
 def _spec_from_module(env_id: str) -> EnvSpec:
@@ -211,14 +279,14 @@ def _import(module_name: str) -> ModuleType:
             raise ConfigError(f"{module_name} needs the module {error.name!r}; install it") from error
         raise ConfigError(
             f"there is no module {module_name!r} in {here} or among the installed packages; "
-            "install it, or start in its folder"
+            f"install it, or start in its folder. Other libraries' environments start with {_prefixes()}"
         ) from error
 
 
 def _load_entry_points() -> list[str]:
     """Let every installed package register its environments; return what failed."""
     problems = []
-    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+    for entry_point in entry_points(group=ENVS_GROUP):
         try:
             loaded = entry_point.load()
             if callable(loaded):
@@ -243,15 +311,19 @@ def _check_arguments(found: EnvSpec, creator: Any, arguments: dict[str, Any]) ->
 
 
 def _refuse_numbers(found: EnvSpec, env: Any) -> None:
-    """Raise ConfigError where a single-agent environment speaks in numbers."""
-    if found.kind != "single":
-        return
+    """Raise ConfigError where an environment speaks in numbers."""
     for name in ("observation_space", "action_space"):
         space = getattr(env, name, None)
-        if isinstance(space, _NUMERIC_SPACES):
+        if found.kind != "single":
+            space = space(env.possible_agents[0]) if callable(space) and env.possible_agents else None
+        if isinstance(space, _NUMERIC_SPACES) or (
+            isinstance(space, gymnasium.spaces.Dict) and "messages" not in space.spaces
+        ):
+            wrapper, seat = _WRAPPERS[found.kind]
             raise ConfigError(
-                f"{found.id}: its {name} is {space}, and agents read and write text; write an agentgym.Env "
-                "that holds it, describes its observations and reads its actions from text"
+                f"{found.id}: its {name} is {space}, and agents read and write text; write two functions, "
+                f"describe({seat}, observation) -> str and parse({seat}, text) -> action or None, and wrap "
+                f"it: agentgym.{wrapper}(env, describe, parse)"
             )
 
 

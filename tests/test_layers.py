@@ -26,9 +26,9 @@ LAYERS = [
     "show",
     # environments and their tools
     "env tool_schema",
-    "tool_runner wrappers policy.answers policy.tool_text",
-    "tools",
-    "toolsets.calculator",
+    "tool_runner wrappers.referee policy.answers policy.tool_text",
+    "tools wrappers.seated wrappers.single",
+    "toolsets.calculator wrappers.aec wrappers.parallel",
     # policies
     "policy.client policy.scripted policy.template policy.vllm_plugin tiny_model",
     "policy.link policy.suffix policy.vllm_worker",
@@ -60,8 +60,9 @@ ALLOWED = {
     ("agentgym", "agentgym_envs"): "",
     ("agentgym", "agentgym_trainers"): "",
     ("agentgym_envs", "agentgym"): (
-        "env errors messages registry spaces tool_runner tool_schema tools wrappers policy.scripted "
-        "toolsets toolsets.calculator"
+        "env errors messages registry spaces tool_runner tool_schema tools policy.scripted "
+        "toolsets toolsets.calculator "
+        "wrappers.aec wrappers.parallel wrappers.referee wrappers.single"
     ),
     ("agentgym_envs", "agentgym_trainers"): "",
     ("agentgym_trainers", "agentgym"): (

@@ -32,6 +32,8 @@ PUBLIC_NAMES = [
     "ScriptedPolicy",
     "SeededPolicy",
     "TextAECWrapper",
+    "TextParallelWrapper",
+    "TextWrapper",
     "ToolEnv",
     "ToolError",
     "ToolRunner",

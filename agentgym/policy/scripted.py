@@ -10,8 +10,8 @@ from zlib import crc32
 
 import numpy as np
 
-from agentgym.errors import ConfigError
-from agentgym.messages import AgentId, Message, ToolSchema
+from agentgym.errors import ConfigError, PolicyError
+from agentgym.messages import AgentId, Message, ToolSchema, assistant
 from agentgym.registry import EnvSpec, load_attribute
 
 
@@ -43,6 +43,19 @@ class SeededPolicy:
         """Start an episode: draw from a stream of its own for each seed, seat and episode."""
         self.agent = agent
         self.rng = np.random.default_rng([self.seed, crc32(agent.encode()), seed])
+
+
+class RandomLegal(SeededPolicy):
+    """Says one of the answers that the environment lists in `info["legal"]`, each as likely."""
+
+    def act(self, messages: list[Message], tools: list[ToolSchema], info: dict[str, Any]) -> Message:
+        """Return a legal answer. Raises PolicyError where the environment lists none."""
+        legal = info.get("legal")
+        if not legal:
+            raise PolicyError(
+                f"the environment's info for {self.agent} has no 'legal': no answers to choose from"
+            )
+        return assistant(legal[int(self.rng.integers(len(legal)))])
 
 
 def load_scripted(

@@ -12,7 +12,7 @@ import pytest
 from agentgym.env import AECEnv, Env, ParallelEnv
 from agentgym.errors import ConfigError, EnvError
 from agentgym.policy.scripted import load_scripted
-from agentgym.registry import EnvSpec, kind_of, list_envs, make, register, spec
+from agentgym.registry import EnvSpec, kind_of, list_envs, list_sources, make, register, spec
 from agentgym_envs import register_envs
 from agentgym_envs.guess_number.env import GuessNumber
 
@@ -115,7 +115,7 @@ def test_wrong_registrations_are_refused():
 
 
 def test_an_unknown_id_is_answered_with_the_nearest_ones():
-    with pytest.raises(ConfigError, match="nearest ids are agentgym/GuessNumber-v0"):
+    with pytest.raises(ConfigError, match="nearest are agentgym/GuessNumber-v0"):
         make("agentgym/GessNumber-v0")
     with pytest.raises(ConfigError, match="name its class as 'module:Class'"):
         spec("zzzzzzzzzzzzzzzz")
@@ -173,32 +173,124 @@ def test_arguments_that_a_constructor_does_not_take_are_named(user_module):
         make(f"{user_module}:Mine", speed=3)
 
 
-def test_gymnasium_environments_are_found_by_prefix():
-    assert spec("gymnasium:FrozenLake-v1").kind == "single"
-    assert make("gymnasium:agentgym/GuessNumber-v0").unwrapped.system_prompt == "Guess 1-20."
-    with pytest.raises(ConfigError, match="gymnasium says"):
-        make("gymnasium:NoSuchLake-v1")
-
-
 def test_numbers_are_refused_where_text_is_needed():
-    with pytest.raises(ConfigError, match=r"Discrete\(16\).*text"):
-        make("gymnasium:FrozenLake-v1")
+    for env_id, wrapper in {
+        "gymnasium:CartPole-v1": r"Box.*describe\(env, observation\).*agentgym.TextWrapper",
+        f"{__name__}:Numbers": r"Discrete\(3\).*describe\(env, agent, observation\).*agentgym.TextParallelWrapper",
+        f"{__name__}:Planes": r"'observation'.*agentgym.TextAECWrapper",
+    }.items():
+        with pytest.raises(ConfigError, match=wrapper):
+            make(env_id)
+
+
+class Numbers(ParallelEnv):
+    possible_agents = ["a"]  # noqa: RUF012  as in PettingZoo
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.Discrete(3)
+
+
+class Planes(AECEnv):
+    possible_agents = ["a"]  # noqa: RUF012  as in PettingZoo
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.Dict(observation=gymnasium.spaces.Discrete(3))
+
+
+def test_environments_of_other_libraries_are_found_by_prefix():
+    found = spec("gymnasium:agentgym/GuessNumber-v0")
+    assert (found.id, found.kind) == ("gymnasium:agentgym/GuessNumber-v0", "single")
+    assert make("gymnasium:agentgym/GuessNumber-v0", high=3).unwrapped.high == 3
+    assert {"gymnasium", "pettingzoo", "openspiel", "minigrid"} <= set(list_sources())
+
+
+def test_a_name_that_a_source_does_not_have_is_answered_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"nearest are gymnasium:FrozenLake-v1.*`agentgym list gymnasium:`"):
+        make("gymnasium:FrozenLake-v9")
+
+
+def test_an_unknown_prefix_is_answered_with_those_that_exist():
+    with pytest.raises(ConfigError, match=r"no module 'gymnaseum'.*start with gymnasium:"):
+        make("gymnaseum:FrozenLake-v1")
+    with pytest.raises(ConfigError, match=r"no source 'gymnaseum:'.*there are gymnasium:"):
+        list_envs("gymnaseum:")
+
+
+SOURCE_MODULE = """
+    from agentgym.registry import EnvSpec, unknown
+
+    class Source:
+        extra = "far-lib"
+
+        def spec(self, name):
+            if name == "remote":
+                import far_library
+            if name not in self.names():
+                raise unknown(f"far_lib:{name}", [f"far_lib:{known}" for known in self.names()])
+            return EnvSpec(f"far_lib:{name}", "far_source:make", "single", kwargs={"name": name})
+
+        def names(self):
+            return ["two", "one"]
+
+    class Named:
+        def __init__(self, name, size): self.name, self.size = name, size
+
+    SOURCE, make = Source(), Named
+"""
+
+
+def test_a_package_brings_a_source_of_its_own(tmp_path):
+    """Its prefix works with a dash and with an underscore; a broken source beside it does no harm."""
+    install(tmp_path, "agentgym.sources", {"far_lib": "far_source:SOURCE", "broken": "broken_source:SOURCE"})
+    (tmp_path / "far_source.py").write_text(textwrap.dedent(SOURCE_MODULE))
+    in_a_fresh_python(
+        tmp_path,
+        """
+        import agentgym.registry as registry
+
+        def complaint(call, argument):
+            try:
+                call(argument)
+            except registry.ConfigError as error:
+                return str(error)
+
+        assert registry.spec("far-lib:one") == registry.spec("far_lib:one")
+        env = registry.make("far-lib:one", size=3)
+        assert (env.name, env.size) == ("one", 3)
+        assert [found.id for found in registry.list_envs("far-lib:")] == ["far_lib:one", "far_lib:two"]
+        assert "nearest are far_lib:one" in complaint(registry.make, "far_lib:ones")
+        assert "needs the module 'far_library'" in complaint(registry.make, "far_lib:remote")
+        assert "pip install 'agentgym-rl[far-lib]'" in complaint(registry.spec, "far_lib:remote")
+        assert "source broken: could not be loaded" in complaint(registry.spec, "broken:one")
+        """,
+    )
+
+
+def install(folder, group, entry_points):
+    """Make a folder look like one where packages with these entry points are installed."""
+    for name, target in entry_points.items():
+        info = folder / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {target}\n")
+
+
+def in_a_fresh_python(folder, script):
+    """Run a script in an interpreter of its own that finds what lies in a folder."""
+    code = f"import sys\nsys.path.insert(0, {str(folder)!r})\n{textwrap.dedent(script)}"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=folder)
 
 
 def test_packages_are_loaded_only_when_an_unknown_id_is_asked_for(tmp_path):
-    """A package with an entry point, in an interpreter of its own; a broken one beside it does no harm."""
-    for name, target in {"plug": "plug_envs:go", "broken": "broken_envs:go"}.items():
-        info = tmp_path / f"{name}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[agentgym.envs]\n{name} = {target}\n")
+    """A package with an entry point; a broken one beside it does no harm."""
+    install(tmp_path, "agentgym.envs", {"plug": "plug_envs:go", "broken": "broken_envs:go"})
     (tmp_path / "plug_envs.py").write_text(
         "from agentgym.registry import register\n"
         "def go(): register('plug/A-v0', 'plug_envs:A', kind='single')\n"
     )
-    script = f"""
-        import sys
-        sys.path.insert(0, {str(tmp_path)!r})
+    in_a_fresh_python(
+        tmp_path,
+        """
         import agentgym.registry as registry
         registry.register("here/B-v0", "nowhere:B", kind="aec")
         assert registry.spec("here/B-v0").kind == "aec"
@@ -211,8 +303,8 @@ def test_packages_are_loaded_only_when_an_unknown_id_is_asked_for(tmp_path):
             assert "not loaded: broken_envs:go" in str(error), error
         else:
             raise AssertionError
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, cwd=tmp_path)
+        """,
+    )
 
 
 def test_importing_the_registry_imports_no_environment():

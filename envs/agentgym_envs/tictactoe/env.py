@@ -5,7 +5,8 @@ from typing import Any
 import pettingzoo
 
 from agentgym.messages import AgentId
-from agentgym.wrappers import TextAECWrapper
+from agentgym.wrappers.aec import TextAECWrapper
+from agentgym.wrappers.referee import Illegal
 from agentgym_envs.tictactoe import prompts
 from agentgym_envs.tictactoe.rules import EMPTY, MINE, THEIRS
 
@@ -15,9 +16,9 @@ def to_pettingzoo(cell: int) -> int:
     return cell % 3 * 3 + cell // 3
 
 
-def describe(env: Any, agent: AgentId) -> str:
+def describe(env: Any, agent: AgentId, observation: Any) -> str:
     """Return the board from an agent's side."""
-    planes = env.observe(agent)["observation"]
+    planes = observation["observation"]
     marks = []
     for cell in range(9):
         mine, theirs = planes[cell % 3, cell // 3]
@@ -43,8 +44,10 @@ class TicTacToe(TextAECWrapper):
         "is_parallelizable": False,
     }
 
-    def __init__(self, *, illegal_reward: float = -1.0, render_mode: str | None = None) -> None:
-        """Take what the mover gets for an illegal text."""
+    def __init__(
+        self, *, illegal: Illegal = "forfeit", illegal_reward: float = -1.0, render_mode: str | None = None
+    ) -> None:
+        """Take the rule for illegal texts and what it pays."""
         self.render_mode = render_mode
         super().__init__(
             pettingzoo.make("aec", "classic/tictactoe-v3"),
@@ -52,11 +55,13 @@ class TicTacToe(TextAECWrapper):
             parse,
             choices=prompts.CHOICES,
             prompt=prompts.SYSTEM,
+            illegal=illegal,
             illegal_reward=illegal_reward,
-            success=lambda reward: min(max((reward + 1.0) / 2.0, 0.0), 1.0),
+            success=lambda env, agent, reward: min(max((reward + 1.0) / 2.0, 0.0), 1.0),
         )
 
     def render(self) -> str:
         """Return the board in three lines, player_1 as x."""
-        board = describe(self.env, self.possible_agents[0])
+        first = self.possible_agents[0]
+        board = describe(self.env, first, self.env.observe(first))
         return "\n".join(board[start : start + 3] for start in (0, 3, 6))

@@ -1,0 +1,48 @@
+"""What a ready text view of another library's environment consists of."""
+
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_AROUND_ANSWERS = string.whitespace + ".!\"'`"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A pair of `describe` and `parse` with what belongs to it; see `agentgym.wrappers` for their arguments."""
+
+    prompt: str
+    choices: Sequence[str]
+    describe: Callable[..., str]
+    parse: Callable[..., Any]
+    success: Callable[..., float]
+
+    def wrap(self, wrapper: Callable[..., Any], env: Any, rule: dict[str, Any]) -> Any:
+        """Return `env` in this view; `rule` is how illegal answers are dealt with."""
+        return wrapper(
+            env,
+            self.describe,
+            self.parse,
+            choices=self.choices,
+            prompt=self.prompt,
+            success=self.success,
+            **rule,
+        )
+
+
+def take_rule(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that concern illegal answers, and remove them from `kwargs`."""
+    names = ("illegal", "illegal_reward", "max_retries")
+    return {name: kwargs.pop(name) for name in names if name in kwargs}
+
+
+def chosen(text: str, choices: Sequence[str]) -> int | None:
+    """Return which of the choices a text is; case, space and punctuation around it do not matter."""
+    answer = text.strip(_AROUND_ANSWERS).casefold()
+    return next((i for i, choice in enumerate(choices) if choice.casefold() == answer), None)
+
+
+def won(outcome: float) -> float:
+    """Return the success of a game that was won (1), drawn (0.5) or lost (0)."""
+    return 0.5 + 0.5 * (outcome > 0) - 0.5 * (outcome < 0)
