@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from agentgym.messages import Message, assistant, system, user
     from agentgym.policy.scripted import ScriptedPolicy, SeededPolicy
     from agentgym.registry import EnvSpec, list_envs, make, register, spec
+    from agentgym.rewards import reward
     from agentgym.tool_runner import ToolRunner, Toolset
     from agentgym.tool_schema import Context, ToolError
     from agentgym.tools import ToolEnv, tool
@@ -53,6 +54,7 @@ _HOME = {
     "list_envs": "registry",
     "make": "registry",
     "register": "registry",
+    "reward": "rewards",
     "spec": "registry",
     "system": "messages",
     "tool": "tools",
@@ -88,6 +90,7 @@ __all__ = [
     "list_envs",
     "make",
     "register",
+    "reward",
     "spec",
     "system",
     "tool",

@@ -43,6 +43,12 @@ class EnvConfig(Section):
     """Answers per agent; None: the environment's own limit, or 32."""
     max_tokens: Positive | None = None
     """Tokens per agent in an episode, prompts included; None: the model's context length."""
+    reward_weights: dict[str, float] = {}
+    """What named parts of a turn's reward are multiplied by; they win over the environment's own weights."""
+    rewards: list[str] = []
+    """Reward functions "module:function": (episode, agent) -> float, called when an episode is over."""
+    reward_timeout: Seconds = 30.0
+    """Seconds that the reward functions of an episode, or of a group, may take."""
     reset_timeout: Seconds = 30.0
     """Seconds that `reset` may take."""
     step_timeout: Seconds = 30.0
@@ -90,6 +96,8 @@ class RolloutConfig(Section):
     """Versions that a trained token may be older than the weights it trains. 0: generation and training alternate."""
     group_timeout: Seconds = 120.0
     """Seconds after its first member finished until a group goes on with the members it has (2 or more)."""
+    group_rewards: list[str] = []
+    """Reward functions "module:function": (episodes of a group) -> [{agent: reward}, one dictionary per episode]."""
 
 
 class AlgorithmConfig(Section):

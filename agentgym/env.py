@@ -17,13 +17,15 @@ It may depend on the episode: it is read after `reset`.
 
 Rewards are floats per step and agent. Four keys of `info` mean something, each is optional:
 
-    info["rewards"]   dict[str, float]  the named parts of the step's reward; they sum to it
+    info["rewards"]   dict[str, float]  the named parts of the step's reward; they sum to it (weights come later)
     info["success"]   float, 0 to 1     how well the agent did; the last one given counts
     info["metrics"]   dict[str, float]  other numbers; summed over the episode
     info["legal"]     list[str]         the answers that are legal now; a scripted policy sees it, a model does not
 
 In an AEC environment `infos[agent]` covers the same span as the reward that `last()` returns: everything
 since the agent's previous action. The environment empties it when the agent acts.
+
+`agentgym.rewards` gives parts weights, and adds rewards for whole episodes and groups.
 
 Ends. `terminated` comes from the environment only and means that the task is over. `truncated` means that it
 was cut short: the environment may say so (gymnasium's TimeLimit does), and the worker cuts at its own limits

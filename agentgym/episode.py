@@ -76,9 +76,9 @@ class Turn:
     finish_reason: str
     """"stop" (a stop token was sampled), "length" (max_tokens) or "scripted"."""
     reward: float = 0.0
-    """What the environment gave this agent from this answer until its next one, in the environment's units."""
+    """What this agent got from this answer until its next one; named parts enter it times their weights."""
     rewards: dict[str, float] = field(default_factory=dict)
-    """Named parts of `reward`; empty where the environment names none."""
+    """Named parts of `reward` before their weights; empty where nobody named one."""
     seconds: float = 0.0
     """Wall time from the request to the answer."""
 

@@ -67,6 +67,8 @@ class EnvSpec:
     """Arguments for the entry point; those given to `make` win."""
     scripted: dict[str, str] = field(default_factory=dict)
     """Scripted policies for this environment: name to "module:attribute"."""
+    reward_weights: dict[str, float] = field(default_factory=dict)
+    """What named parts of the reward are multiplied by; parts that are not named count once."""
 
 
 class Source(Protocol):
@@ -97,13 +99,16 @@ def register(
     max_turns: int | None = None,
     kwargs: dict[str, Any] | None = None,
     scripted: dict[str, str] | None = None,
+    reward_weights: dict[str, float] | None = None,
 ) -> None:
     """Make an environment known by an id, here and in the registry of gymnasium or PettingZoo.
 
     Registering the same again changes nothing. Raises ConfigError where the id stands for something else.
     """
     target = _import_path(id, entry_point) if inspect.isclass(entry_point) else str(entry_point)
-    new = EnvSpec(id, target, kind, max_turns, dict(kwargs or {}), dict(scripted or {}))
+    new = EnvSpec(
+        id, target, kind, max_turns, dict(kwargs or {}), dict(scripted or {}), dict(reward_weights or {})
+    )
     if id in _specs:
         if _specs[id] == new:
             return
@@ -258,12 +263,14 @@ def _spec_from_module(env_id: str) -> EnvSpec:
     creator = load_attribute(env_id)
     max_turns = getattr(creator, "max_turns", None)
     scripted = getattr(creator, "scripted", {})
+    weights = getattr(creator, "reward_weights", {})
     return EnvSpec(
         env_id,
         env_id,
         kind_of(creator),
         max_turns if isinstance(max_turns, int) else None,
         scripted=dict(scripted) if isinstance(scripted, dict) else {},
+        reward_weights=dict(weights) if isinstance(weights, dict) else {},
     )
 
 

@@ -48,7 +48,7 @@ class Run:
         supervisor = Supervisor(
             logs=self.places.logs, start_timeout=60.0, silence_timeout=60.0, max_restarts=0
         )
-        reporter = Reporter(
+        self.reporter = Reporter(
             Schedule(config),
             self.board,
             config.tensorboard,
@@ -57,7 +57,7 @@ class Run:
             decode=str,
         )
         self.coordinator = Coordinator(
-            config, self.places, supervisor=supervisor, reporter=reporter, **resumed
+            config, self.places, supervisor=supervisor, reporter=self.reporter, **resumed
         )
         self.task = asyncio.create_task(self.coordinator.run())
 

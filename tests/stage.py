@@ -13,6 +13,7 @@ from agentgym.policy.client import Completion, Sampling
 from agentgym.policy.scripted import ScriptedPolicy
 from agentgym.policy.template import ChatTokenizer
 from agentgym.protocol import Lease
+from agentgym.rewards import Rewards
 from agentgym.worker.calls import EnvCalls
 from agentgym.worker.driver import DRIVERS, Driver
 from agentgym.worker.rollout import Play, Rollout
@@ -73,12 +74,14 @@ class Stage:
         context: bool = True,
         answer: int = 40,
         clock: Callable[[], float] | None = None,
+        rewards: Rewards | None = None,
     ) -> None:
         self.tokenizer, self.policy, self.others = tokenizer, policy, others or {}
         self.limits = Limits(max_turns, max_tokens, context, request_timeout=10.0)
         self.answer = answer
         self.clock = clock or itertools.count(100.0).__next__
         self.calls = EnvCalls(4)
+        self.rewards = rewards or Rewards()
 
     def seat(self, agent: str, driver: Driver, lease: Lease) -> Seat:
         player = self.others.get(agent, self.policy)
@@ -104,6 +107,7 @@ class Stage:
             config=EnvConfig(id="toy", **limits),
             calls=self.calls,
             make_seat=self.seat,
+            rewards=self.rewards,
             clock=itertools.count(100.0, 2.0).__next__,
         )
 

@@ -25,7 +25,7 @@ LAYERS = [
     "episode_json",
     "show",
     # environments and their tools
-    "env tool_schema",
+    "env rewards tool_schema",
     "tool_runner wrappers.referee policy.answers policy.tool_text",
     "tools wrappers.seated wrappers.single",
     "toolsets.calculator wrappers.aec wrappers.parallel",
@@ -46,7 +46,7 @@ LAYERS = [
     "check.run",
     # the process that joins them
     "advantages coordinator.groups coordinator.leases coordinator.peers coordinator.supervisor",
-    "coordinator.assemble coordinator.launch coordinator.schedule",
+    "coordinator.assemble coordinator.launch coordinator.schedule coordinator.scoring",
     "coordinator.dispatcher coordinator.report",
     "coordinator.status",
     "coordinator.process",
@@ -60,7 +60,7 @@ ALLOWED = {
     ("agentgym", "agentgym_envs"): "",
     ("agentgym", "agentgym_trainers"): "",
     ("agentgym_envs", "agentgym"): (
-        "env errors messages registry spaces tool_runner tool_schema tools policy.scripted "
+        "env errors messages registry rewards spaces tool_runner tool_schema tools policy.scripted "
         "toolsets toolsets.calculator "
         "wrappers.aec wrappers.parallel wrappers.referee wrappers.single"
     ),
@@ -83,6 +83,7 @@ HEAVY = {
 BROAD_EXCEPTS = {
     "agentgym.check.subject": 1,
     "agentgym.registry": 1,
+    "agentgym.rewards": 1,
     "agentgym.tool_runner": 2,
     "agentgym.worker.calls": 1,
     "agentgym.worker.process": 1,

@@ -45,6 +45,7 @@ PUBLIC_NAMES = [
     "list_envs",
     "make",
     "register",
+    "reward",
     "spec",
     "system",
     "tool",

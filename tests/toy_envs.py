@@ -64,9 +64,12 @@ class Adder(ToolEnv):
 
 
 class Relay(AECEnv):
-    """Agents by turns for some rounds; who speaks gives the others, not itself, a reward of 1."""
+    """Agents by turns for some rounds; who speaks gives the other, or else itself, a reward of 1."""
 
-    def __init__(self, rounds: int = 2, *, prompt: str | None = None, end: str = "termination") -> None:
+    def __init__(
+        self, rounds: int = 2, *, prompt: str | None = None, end: str = "termination", pays: str = "other"
+    ) -> None:
+        self.pays = pays
         self.possible_agents, self.rounds, self.prompt, self.end = ["a", "b"], rounds, prompt, end
         self.heard: list[tuple[str, Any]] = []
 
@@ -96,9 +99,10 @@ class Relay(AECEnv):
         other = "b" if agent == "a" else "a"
         self._cumulative_rewards[agent] = 0.0
         self.infos[agent] = {}
-        self.rewards = {agent: 0.0, other: 1.0}
+        paid = other if self.pays == "other" else agent
+        self.rewards = {agent: 0.0, other: 0.0, paid: 1.0}
         self._accumulate_rewards()
-        self.infos[other] = {"rewards": {"heard": self._cumulative_rewards[other]}}
+        self.infos[paid] = {"rewards": {"heard": self._cumulative_rewards[paid]}}
         self.spoken, self.last_text = self.spoken + 1, str(action)
         if self.spoken >= 2 * self.rounds:
             ended = dict.fromkeys(self.agents, True)

@@ -51,7 +51,7 @@ def assemble(
     groups: Sequence[Group], *, algorithm: AlgorithmConfig, warmup: bool, version: int, max_staleness: int
 ) -> Assembled:
     """Return the samples of a step that starts from the weights `version`."""
-    members_B_G = [[episode for _, episode in sorted(group.episodes.items())] for group in groups]
+    members_B_G = [group.members for group in groups]
     agents = dict.fromkeys(
         agent for members in members_B_G for episode in members for agent in episode.agents
     )

@@ -15,7 +15,7 @@ from agentgym.coordinator.groups import Group, GroupBuffer
 from agentgym.coordinator.leases import LeaseTable, Ticket
 from agentgym.coordinator.schedule import Step, sampling_seed, task_seed
 from agentgym.episode import EndReason, Episode, Status
-from agentgym.errors import RunError
+from agentgym.errors import EnvError, RunError
 from agentgym.protocol import Lease
 
 _logger = logging.getLogger(__name__)
@@ -34,11 +34,17 @@ class Dispatcher:
         self._next_group = int(state.get("next_group", 0))
         self._again: deque[int] = deque(state.get("pending_tasks", []))
         self._failures_in_a_row = 0
-        self.groups = GroupBuffer(timeout=config.rollout.group_timeout)
+        self._unscored_in_a_row = 0
+        self.groups = GroupBuffer(
+            timeout=config.rollout.group_timeout, scored=bool(config.rollout.group_rewards)
+        )
         self.leases = LeaseTable(
             max_retries=config.coordinator.max_retries,
             # The worker enforces the limits of an episode; this one is for workers that fail to.
-            timeout=2 * limits.episode_timeout + limits.reset_timeout + limits.step_timeout,
+            timeout=2 * limits.episode_timeout
+            + limits.reset_timeout
+            + limits.step_timeout
+            + limits.reward_timeout,
             first_id=int(state.get("next_lease", 1)),
         )
         self.counts: Counter[str] = Counter(state.get("counts", {}))
@@ -89,6 +95,25 @@ class Dispatcher:
             self._failures_in_a_row = 0
             self.counts["tokens"] += sum(int(t.loss_mask.sum()) for t in episode.trajectories)
             self.groups.add(episode, now)
+
+    def scored(self, group: Group, scored: list[Episode] | EnvError) -> None:
+        """Take in the scored episodes of a group, or why it could not be scored, and is dropped.
+
+        Raises:
+            RunError: so many groups could not be scored one after another that the run cannot go on.
+        """
+        if not isinstance(scored, EnvError):
+            self._unscored_in_a_row = 0
+            self.groups.scored(group.group_id, scored)
+            return
+        self.last_error = str(scored)
+        _logger.warning("group %d (task %d) is dropped: %s", group.group_id, group.task_index, scored)
+        self.groups.scored(group.group_id, None)
+        self._unscored_in_a_row += 1
+        if self._unscored_in_a_row >= max(4, self._config.rollout.tasks_per_step):
+            raise RunError(
+                f"{self._unscored_in_a_row} groups could not be scored one after another; the last one: {scored}"
+            )
 
     def unreadable(self, lease_id: int, worker: bytes, error: str) -> None:
         """Take in that the answer to a lease could not be read. Raises RunError as `take_in` does."""

@@ -2,7 +2,8 @@
 
 A group is complete when each of its members has an episode or is given up. With fewer usable members than a
 comparison needs it is dropped and counted. A group whose first member has waited `timeout` seconds goes on with the
-members it has; the rest are not waited for.
+members it has; the rest are not waited for. Where there are group rewards, a complete group is scored before it is
+ready.
 """
 
 from collections import Counter, deque
@@ -22,6 +23,13 @@ class Group:
     """By member."""
     given_up: set[int] = field(default_factory=set)
     deadline: float | None = None
+    scoring: bool = False
+    """Whether its group rewards were asked for."""
+
+    @property
+    def members(self) -> list[Episode]:
+        """The episodes in the order of the members."""
+        return [episode for _, episode in sorted(self.episodes.items())]
 
     @property
     def complete(self) -> bool:
@@ -30,11 +38,13 @@ class Group:
 
 
 class GroupBuffer:
-    """Open groups, whose episodes are being played, and ready ones, which wait for the trainer."""
+    """Open groups, whose episodes are being played or scored, and ready ones, which wait for the trainer."""
 
-    def __init__(self, *, timeout: float) -> None:
-        """Make an empty buffer."""
+    def __init__(self, *, timeout: float, scored: bool = False) -> None:
+        """Make an empty buffer; `scored`: groups of two or more are ready only when `scored` says so."""
         self._timeout = timeout
+        self._scored = scored
+        self._unscored: dict[int, Group] = {}
         self._open: dict[int, Group] = {}
         self._ready: deque[Group] = deque()
         self.counts: Counter[str] = Counter()
@@ -42,8 +52,8 @@ class GroupBuffer:
 
     @property
     def open(self) -> int:
-        """Groups whose episodes are being played."""
-        return len(self._open)
+        """Groups whose episodes are being played or scored."""
+        return len(self._open) + len(self._unscored)
 
     @property
     def ready(self) -> int:
@@ -52,7 +62,9 @@ class GroupBuffer:
 
     def pending_tasks(self) -> list[int]:
         """Return the tasks of all groups that no step has consumed."""
-        return sorted(group.task_index for group in (*self._open.values(), *self._ready))
+        return sorted(
+            group.task_index for group in (*self._open.values(), *self._unscored.values(), *self._ready)
+        )
 
     def start(self, group_id: int, task_index: int, size: int) -> None:
         """Open a group."""
@@ -77,6 +89,22 @@ class GroupBuffer:
             group.given_up.add(member)
             self._close_if_complete(group)
 
+    def to_score(self) -> list[Group]:
+        """Return the complete groups whose scores nobody has asked for yet."""
+        found = [group for group in self._unscored.values() if not group.scoring]
+        for group in found:
+            group.scoring = True
+        return found
+
+    def scored(self, group_id: int, episodes: list[Episode] | None) -> None:
+        """Go on with the scored episodes of a group, in the order of its members; None: drop it."""
+        group = self._unscored.pop(group_id)
+        if episodes is None:
+            self.counts["dropped"] += 1
+            return
+        group.episodes = dict(zip(sorted(group.episodes), episodes, strict=True))
+        self._make_ready(group)
+
     def expire(self, now: float) -> list[Group]:
         """Close the groups past their deadline and return them."""
         late = [g for g in self._open.values() if g.deadline is not None and g.deadline < now]
@@ -95,8 +123,13 @@ class GroupBuffer:
 
     def _close(self, group: Group) -> None:
         del self._open[group.group_id]
-        if len(group.episodes) >= min(2, group.size):
-            self._ready.append(group)
-            self.counts["ready"] += 1
-        else:
+        if len(group.episodes) < min(2, group.size):
             self.counts["dropped"] += 1
+        elif self._scored and group.size > 1:
+            self._unscored[group.group_id] = group
+        else:
+            self._make_ready(group)
+
+    def _make_ready(self, group: Group) -> None:
+        self._ready.append(group)
+        self.counts["ready"] += 1

@@ -20,10 +20,12 @@ from agentgym.batch import concatenate, pack_microbatches
 from agentgym.config import Config
 from agentgym.coordinator.assemble import Assembled, assemble
 from agentgym.coordinator.dispatcher import Dispatcher
+from agentgym.coordinator.groups import Group
 from agentgym.coordinator.launch import Places
 from agentgym.coordinator.peers import Offer, Peers, ServerPeer, WorkerPeer
 from agentgym.coordinator.report import Reporter
 from agentgym.coordinator.schedule import Schedule, Step
+from agentgym.coordinator.scoring import GroupScorer, Scored
 from agentgym.coordinator.status import run_numbers, waiting_for
 from agentgym.coordinator.supervisor import Supervisor
 from agentgym.episode_codec import decode_episode
@@ -73,6 +75,7 @@ class Coordinator:
         self._reporter = reporter
         self._schedule = Schedule(config)
         self._dispatcher = Dispatcher(config, state)
+        self._scorer = GroupScorer(config, done=self._scored)
         self._peers = Peers()
         self._done = first_step - 1
         self._last_step = self._schedule.last_step
@@ -183,6 +186,13 @@ class Coordinator:
         self._dispatcher.take_in(header.lease_id, sender, episode, now)
         self._channel.send(Ack(lease_id=header.lease_id), to=sender)
 
+    def _scored(self, group: Group, scored: Scored) -> None:
+        try:
+            self._dispatcher.scored(group, scored)
+            self._pump()
+        except RunError as error:
+            self._failure = self._failure or error
+
     def _hello(self, sender: bytes, hello: Hello, now: float) -> None:
         if hello.protocol != PROTOCOL_VERSION:
             text = f"{hello.name} speaks protocol {hello.protocol}, this run {PROTOCOL_VERSION}; install one version"
@@ -255,6 +265,8 @@ class Coordinator:
                 if step.warmup or self._schedule.warmup_steps < number - 1 or self._groups_held == 0:
                     self._dispatcher.top_up(step, steps_left=left, in_training=self._groups_held)
                 self._issue(now)
+        for group in self._dispatcher.groups.to_score():
+            self._scorer.start(group)
         if self._trainer_waits and self._training is None and self._done < self._last_step:
             self._send_batch(self._schedule.step(self._done + 1), now)
 

@@ -25,6 +25,7 @@ from agentgym.model import check_context, check_model
 from agentgym.policy.scripted import load_scripted
 from agentgym.policy.template import ChatTokenizer
 from agentgym.registry import make, spec
+from agentgym.rewards import check_rewards
 from agentgym.tensorboard import TensorBoard
 from agentgym.weights import exchange_folder
 
@@ -131,6 +132,7 @@ def _check(config: Config) -> None:
     info = check_model(config.model)
     check_context(config.model, info, config.server.max_model_len)
     make(config.env.id, **config.env.kwargs).close()
+    check_rewards(config, spec(config.env.id))
     scripted = [policy.scripted for policy in config.policies.values() if policy.scripted is not None]
     for name in [*scripted, *([config.warmup.policy] if config.warmup.steps else [])]:
         load_scripted(name, config.run.seed, env_spec=spec(config.env.id))

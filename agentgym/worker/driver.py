@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentgym.env import system_prompt_of, tools_of
+from agentgym.episode import Episode
 from agentgym.errors import EnvError
 from agentgym.messages import SINGLE_AGENT, AgentId, Message, ToolSchema, as_messages
+from agentgym.rewards import Score, reward_methods, score
 
 Info = Mapping[str, Any]
 
@@ -61,11 +63,21 @@ class State:
 class Driver(Protocol):
     """A play of one environment."""
 
+    @property
+    def scores(self) -> bool:
+        """Whether the environment has reward functions, so that `score` is worth a call."""
+
     def reset(self, seed: int) -> State:
         """Begin a new episode."""
 
     def act(self, actions: Mapping[AgentId, Message]) -> State:
         """Hand the answers of all requested agents to the environment."""
+
+    def outstanding(self) -> list[Outcome]:
+        """Return what agents that are not asked now have got since their last answers; the play is cut here."""
+
+    def score(self, episode: Episode) -> list[Score]:
+        """Return what the environment's reward functions say about the episode it has just played."""
 
     def system_prompt(self, agent: AgentId) -> str | None:
         """Return the system prompt of an agent."""
@@ -77,12 +89,38 @@ class Driver(Protocol):
         """Close the environment."""
 
 
-class SingleDriver:
-    """A `gymnasium.Env`; its one agent is called "agent"."""
+class _EnvDriver:
+    """What the drivers have in common."""
 
     def __init__(self, env: Any) -> None:
         """Drive `env`."""
         self._env = env
+        self._rewards = reward_methods(env)
+
+    @property
+    def scores(self) -> bool:
+        """Whether the environment has reward functions."""
+        return bool(self._rewards)
+
+    def outstanding(self) -> list[Outcome]:
+        """Return nothing: every agent has heard of all its rewards when one is asked."""
+        return []
+
+    def score(self, episode: Episode) -> list[Score]:
+        """Ask the environment's reward functions about the episode."""
+        return score(self._rewards, episode)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+
+class SingleDriver(_EnvDriver):
+    """A `gymnasium.Env`; its one agent is called "agent"."""
+
+    def __init__(self, env: Any) -> None:
+        """Drive `env`."""
+        super().__init__(env)
         self._tools: list[ToolSchema] = []
 
     def reset(self, seed: int) -> State:
@@ -119,17 +157,9 @@ class SingleDriver:
         """Return the tools."""
         return self._tools
 
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
 
-
-class _SeatedDriver:
+class _SeatedDriver(_EnvDriver):
     """What AEC and parallel environments have in common: prompts and tools per agent."""
-
-    def __init__(self, env: Any) -> None:
-        """Drive `env`."""
-        self._env = env
 
     def system_prompt(self, agent: AgentId) -> str | None:
         """Return the system prompt of an agent."""
@@ -141,10 +171,6 @@ class _SeatedDriver:
 
     def _action(self, agent: AgentId, answer: Message) -> Any:
         return answer if self.tools(agent) else answer["content"]
-
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
 
 
 class AECDriver(_SeatedDriver):
@@ -160,6 +186,16 @@ class AECDriver(_SeatedDriver):
         agent = self._env.agent_selection
         self._env.step(self._action(agent, actions[agent]))
         return self._next()
+
+    def outstanding(self) -> list[Outcome]:
+        """Return what the agents that wait for their turn have got since they acted."""
+        outcomes = []
+        for agent in self._env.agents:
+            if agent != self._env.agent_selection:
+                reward = getattr(self._env, "_cumulative_rewards", {}).get(agent, 0.0)  # as `last()` reads it
+                info = self._env.infos.get(agent, {})
+                outcomes.append(Outcome(agent, _reward(reward, info), _info(info)))
+        return outcomes
 
     def _next(self) -> State:
         outcomes = []

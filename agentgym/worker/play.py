@@ -20,6 +20,7 @@ from agentgym.policy.client import PolicyClient
 from agentgym.policy.template import ChatTokenizer
 from agentgym.protocol import Lease
 from agentgym.registry import make, spec
+from agentgym.rewards import Rewards
 from agentgym.tiny_model import init_model
 from agentgym.worker.calls import EnvCalls
 from agentgym.worker.driver import DRIVERS
@@ -99,9 +100,11 @@ async def _play(
             )
         policy = list(env_spec.scripted)[-1]
     calls = EnvCalls(4)
+    config = EnvConfig(id=env_id)
+    rewards = Rewards.of(config, env_spec)
     driver = DRIVERS[env_spec.kind](make(env_id))
     seating = Seating(
-        EnvConfig(id=env_id),
+        config,
         env_spec,
         {policy: PolicyConfig(model=policy) if client else PolicyConfig(scripted=policy)},
         sampling=SamplingConfig(max_tokens=MAX_TOKENS),
@@ -119,7 +122,7 @@ async def _play(
             sampling_seed=number,
             policies={"*": policy},
         )
-        rollout = Rollout(lease, driver, config=EnvConfig(id=env_id), calls=calls, make_seat=seating.seat)
+        rollout = Rollout(lease, driver, config=config, calls=calls, make_seat=seating.seat, rewards=rewards)
         episode = (await rollout.play()).episode
         console.print(Markdown(render_episode(episode, tokenizer.decode)))
     driver.close()

@@ -37,6 +37,7 @@ from agentgym.protocol import (
     Welcome,
 )
 from agentgym.registry import EnvSpec, make, spec
+from agentgym.rewards import Rewards
 from agentgym.wire import PROTOCOL_VERSION, Channel, Packet, open_socket
 from agentgym.worker.calls import EnvCalls
 from agentgym.worker.driver import DRIVERS, Driver
@@ -68,6 +69,7 @@ class Worker:
         self._name = name
         self._address = coordinator
         self._spec: EnvSpec = spec(config.env.id)
+        self._rewards = Rewards.of(config.env, self._spec)
         self._tokenizer = ChatTokenizer(config.model)
         self._seating = Seating(
             config.env,
@@ -201,7 +203,12 @@ class Worker:
                 episode = unplayed(lease, self._config.env.id, failure)
             else:
                 rollout = Rollout(
-                    lease, env.driver, config=self._config.env, calls=env.calls, make_seat=self._seating.seat
+                    lease,
+                    env.driver,
+                    config=self._config.env,
+                    calls=env.calls,
+                    make_seat=self._seating.seat,
+                    rewards=self._rewards,
                 )
                 play = await rollout.play()
                 episode, reusable = play.episode, play.reusable

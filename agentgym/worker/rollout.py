@@ -6,18 +6,20 @@ Whatever happens, `play` returns an episode: what an environment or a policy doe
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentgym.config import EnvConfig
-from agentgym.episode import EndReason, Episode
+from agentgym.episode import EndReason, Episode, Status, status_of
 from agentgym.errors import EnvError, IntegrityError, ModelError, PolicyError
 from agentgym.messages import AgentId, Message
 from agentgym.protocol import Lease
+from agentgym.rewards import Rewards, score
 from agentgym.worker.calls import EnvCalls
 from agentgym.worker.driver import Driver, Outcome, State
 from agentgym.worker.seat import Seat
 
 SeatMaker = Callable[[AgentId, Driver, Lease], Seat]
+NO_REWARDS = Rewards()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Rollout:
         config: EnvConfig,
         calls: EnvCalls,
         make_seat: SeatMaker,
+        rewards: Rewards = NO_REWARDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare the play; nothing is called yet."""
@@ -62,25 +65,42 @@ class Rollout:
         self._config = config
         self._calls = calls
         self._make_seat = make_seat
+        self._rewards = rewards
         self._clock = clock
         self._seats: dict[AgentId, Seat] = {}
 
     async def play(self) -> Play:
         """Play to the end and return the episode, a failed one if need be."""
-        started, error = self._clock(), ""
+        started = self._clock()
+        reason, error = await self._ending()
+        episode = self._episode(reason, error, self._clock() - started)
+        if status_of(reason) is not Status.FAILED:
+            try:
+                episode = await self._scored(episode)
+            except EnvError as failure:
+                episode = replace(
+                    episode, end_reason=EndReason.ENV_FAILED, error=f"{self._config.id}: {failure}"
+                )
+        clean = episode.status is not Status.FAILED and reason is not EndReason.TIMEOUT
+        return Play(episode, reusable=clean)
+
+    async def _ending(self) -> tuple[EndReason, str]:
+        """Play all turns; return why the episode ended, and what failed if something did."""
         try:
             async with asyncio.timeout(self._config.episode_timeout):
-                reason = await self._turns()
+                return await self._turns(), ""
         except EnvError as failure:  # before TimeoutError, which EnvTimeoutError is too
-            reason, error = EndReason.ENV_FAILED, f"{self._config.id}: {failure}"
+            return EndReason.ENV_FAILED, f"{self._config.id}: {failure}"
         except ModelError as failure:  # the chat template refuses what the environment said
-            reason, error = EndReason.ENV_FAILED, f"{self._config.id}: {failure}"
+            return EndReason.ENV_FAILED, f"{self._config.id}: {failure}"
         except (PolicyError, IntegrityError) as failure:  # no answer, or one that does not fit to its prompt
-            reason, error = EndReason.POLICY_FAILED, str(failure)
+            return EndReason.POLICY_FAILED, str(failure)
         except TimeoutError:
-            reason = EndReason.TIMEOUT
+            return EndReason.TIMEOUT, ""
+
+    def _episode(self, reason: EndReason, error: str, seconds: float) -> Episode:
         trajectories = tuple(t for seat in self._seats.values() for t in seat.trajectories())
-        episode = Episode(
+        return Episode(
             env_id=self._config.id,
             task_index=self._lease.task_index,
             seed=self._lease.seed,
@@ -89,12 +109,24 @@ class Rollout:
             end_reason=reason,
             trajectories=trajectories,
             checksums=tuple(t.checksum() for t in trajectories),
-            metrics={"seconds": self._clock() - started},
+            metrics={"seconds": seconds},
             agent_metrics={seat.agent: seat.metrics for seat in self._seats.values()},
             error=error,
         )
-        clean = reason not in (EndReason.ENV_FAILED, EndReason.POLICY_FAILED, EndReason.TIMEOUT)
-        return Play(episode, reusable=clean)
+
+    async def _scored(self, episode: Episode) -> Episode:
+        """Return the episode with what reward functions give; they run where the environment's calls run."""
+        rewards, driver = self._rewards, self._driver
+        if not (driver.scores or rewards.functions):
+            return episode
+        if self._calls.stuck:
+            raise EnvError("the episode cannot be scored: the environment never returned from its last call")
+        scores = await self._calls.run(
+            "scoring",
+            self._config.reward_timeout,
+            lambda: [*driver.score(episode), *score(rewards.functions, episode)],
+        )
+        return rewards.credit(episode, scores)
 
     async def _turns(self) -> EndReason:
         state = await self._calls.run(
@@ -106,6 +138,8 @@ class Rollout:
             answers = await self._answers(state)
             cut = [answer for answer in answers.values() if isinstance(answer, EndReason)]
             if cut:
+                timeout = self._config.step_timeout
+                self._credit(await self._calls.run("reading rewards", timeout, self._driver.outstanding))
                 return cut[0]
             state = await self._calls.run("step", self._config.step_timeout, self._driver.act, answers)
             self._credit(state.outcomes)
@@ -134,4 +168,5 @@ class Rollout:
 
     def _credit(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
-            self._seat(outcome.agent).earn(outcome.reward, outcome.info)
+            reward = self._rewards.weigh(outcome.reward, outcome.info.get("rewards", {}))
+            self._seat(outcome.agent).earn(reward, outcome.info)
