@@ -156,7 +156,7 @@ def test_stragglers_of_a_group_that_went_on_are_cancelled() -> None:
 def test_an_overdue_lease_is_cancelled_and_played_again() -> None:
     dispatcher, _ = filled()
     (lease,) = issued(dispatcher, 1)
-    limit = 2 * 300.0 + 30.0 + 30.0
+    limit = 2 * 300.0 + 3 * 30.0  # the episode twice; reset, step and reward functions once
     assert dispatcher.watch(limit) == []
     assert dispatcher.watch(limit + 1) == [(lease.lease_id, WORKER)]
     (again,) = issued(dispatcher, 1)

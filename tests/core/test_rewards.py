@@ -10,7 +10,7 @@ from toy_rewards import Polite
 from agentgym.config import EnvConfig
 from agentgym.env import Env
 from agentgym.errors import ConfigError, EnvError
-from agentgym.registry import EnvSpec
+from agentgym.registry import EnvSpec, register, spec
 from agentgym.rewards import Rewards, Score, load_functions, reward_methods, score, score_group
 
 SPEC = EnvSpec("toy", "toy_envs:Counted", "single", reward_weights={"format": 0.5, "speed": 2.0})
@@ -22,6 +22,12 @@ def test_a_weight_multiplies_its_part_and_leaves_the_rest_alone() -> None:
     assert rewards.weigh(1.0, {"cost": 1.0}) == 0.0
     assert rewards.weigh(1.0, {}) == 1.0
     assert Rewards().weigh(1.0, {"format": 0.4, "right": 0.6}) == 1.0
+
+
+def test_an_environment_may_be_registered_with_weights() -> None:
+    register("tests/Polite-v0", Polite, kind="single", reward_weights={"done": 0.5})
+    assert spec("tests/Polite-v0").reward_weights == {"done": 0.5}
+    assert spec("toy_rewards:Debate").reward_weights == {"heard": 0.0}
 
 
 def test_weights_of_the_configuration_win_over_those_of_the_environment() -> None:
