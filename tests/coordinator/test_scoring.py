@@ -106,7 +106,7 @@ def test_a_run_trains_on_group_rewards(tmp_path: Path) -> None:
     async def scene() -> None:
         def even(lease: Lease) -> Episode:
             """Both members earn the same, in one turn or in two: only the group reward tells them apart."""
-            versions = server.version if not lease.policies else -1
+            versions = -1 if lease.teacher else server.version
             return episode_of(
                 [1.0] * (lease.member + 1),
                 group=lease.group_id,
