@@ -45,6 +45,7 @@ class Run:
         self.places = Places(folder / "run", folder / "sockets", folder / "exchange")
         self.terminal = io.StringIO()
         self.board = TensorBoard(self.places.tensorboard)
+        self.samples = EpisodeWriter(self.places.run / SAMPLES)
         supervisor = Supervisor(
             logs=self.places.logs, start_timeout=60.0, silence_timeout=60.0, max_restarts=0
         )
@@ -52,7 +53,7 @@ class Run:
             Schedule(config),
             self.board,
             config.tensorboard,
-            samples=EpisodeWriter(self.places.run / SAMPLES),
+            samples=self.samples,
             console=Console(file=self.terminal, width=200),
             decode=str,
         )
@@ -104,6 +105,7 @@ async def play(config: Config, folder: Path, **resumed: Any) -> AsyncIterator[Ca
             run.task.cancel()
             await asyncio.gather(run.task, return_exceptions=True)
             run.board.close()
+            run.samples.close()
 
 
 async def leased(worker: FakeWorker) -> Lease:
