@@ -166,6 +166,38 @@ def check(
         raise typer.Exit(1)
 
 
+@app.command("eval")
+def evaluate(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=WHO", help="Who plays as this policy: a model's folder or a scripted policy."
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="A run whose last checkpoint plays as the trained policy."),
+    ] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="How many, on fixed tasks.")] = 100,
+    group: Annotated[int, typer.Option(min=1, help="Episodes of each task, for pass@k.")] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.jsonl", help="Record them; go on where an earlier call ended."),
+    ] = None,
+) -> None:
+    """Evaluate policies: success with its interval, pass@k, rewards, win rates."""
+    from rich.console import Console
+
+    from agentgym.config_file import load_config
+    from agentgym.evaluation.plan import Plan, with_policies
+    from agentgym.evaluation.run import evaluate as run
+
+    settings = with_policies(load_config(config, overrides or []), policy or [], checkpoint)
+    run(Plan(settings, episodes, group), out=out, console=Console(soft_wrap=True))
+
+
 @app.command()
 def show(
     path: Annotated[Path, typer.Argument(metavar="FILE|RUN", help="Of `agentgym eval`, or a run directory.")],

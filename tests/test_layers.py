@@ -24,6 +24,8 @@ LAYERS = [
     "batch busy config_file episode_codec metrics ratings tensorboard",
     "episode_json",
     "show",
+    "evaluation.stats",
+    "evaluation.summary",
     # environments and their tools
     "env rewards tool_schema",
     "tool_runner wrappers.referee policy.answers policy.tool_text",
@@ -38,6 +40,7 @@ LAYERS = [
     "worker.calls worker.driver",
     "worker.seat",
     "worker.rollout worker.seating",
+    "worker.local_server",
     "worker.play worker.process",
     # what environments promise
     "check.subject",
@@ -50,7 +53,8 @@ LAYERS = [
     "coordinator.dispatcher coordinator.report",
     "coordinator.status",
     "coordinator.process",
-    "coordinator.train",
+    "coordinator.train evaluation.plan",
+    "evaluation.run",
     "cli",
     "__main__",
 ]

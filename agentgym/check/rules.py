@@ -15,6 +15,7 @@ from agentgym.check.subject import Subject, attempt, difference
 from agentgym.errors import ModelError
 from agentgym.messages import Message
 from agentgym.model import check_model
+from agentgym.policy.patterns import converse, template_report
 from agentgym.policy.template import ChatTokenizer
 
 FARAMA_CYCLES = 20
@@ -335,17 +336,29 @@ def _beyond_context(subject: Subject, folder: Path) -> Iterator[str]:
     "Use only the roles that the template knows, or another model.",
 )
 def template(subject: Subject) -> Iterator[str]:
-    """Render the recorded conversations."""
+    """Hold the recorded conversations as a worker does, and note what the template does to usual patterns."""
     if subject.options.tokenizer is None:
         raise NotApplicable("no --tokenizer was given")
     tokenizer = ChatTokenizer(Path(subject.options.tokenizer))
+    branched = total = 0
     for play in subject.plays:
         for agent, messages in play.conversations.items():
+            heard = messages[:-1] if messages[-1]["role"] == "assistant" else messages
             try:
-                tokenizer.render(messages, play.instance.driver.tools(agent))
+                conversation = converse(tokenizer, heard, play.instance.driver.tools(agent))
             except ModelError as error:
                 yield f"{agent}: {error} (seed {play.seed}, {play.by})"
                 return
+            total += 1
+            branched += len(conversation.branches) > 1
+    if branched:
+        subject.note(f"{branched} of {total} conversations are several samples: what was said is rewritten")
+    tools = next(
+        (tools for p in subject.plays for f in p.frames for _, tools in f.prompts.values() if tools), []
+    )
+    for pattern, verdict in template_report(tokenizer, tools):
+        if verdict != "extends":
+            subject.note(f"the template on '{pattern}': {verdict}")
 
 
 def _needs_determinism(subject: Subject) -> None:

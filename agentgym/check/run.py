@@ -39,6 +39,8 @@ class Result:
     status: Literal["ok", "FAIL", "skip"]
     findings: tuple[str, ...] = ()
     """What is wrong, or why the rule was not tried."""
+    notes: tuple[str, ...] = ()
+    """What else there is to say."""
 
 
 def print_check(env_id: str, options: Options, console: Console) -> bool:
@@ -61,6 +63,8 @@ def print_check(env_id: str, options: Options, console: Console) -> bool:
             console.print(Text(f"     and {len(result.findings) - SHOWN} more", style="red"))
         if result.status == "FAIL":
             console.print(Text(f"     {rule.advice}", style="yellow"))
+        for note in result.notes:
+            console.print(Text(f"     {note}", style="dim"))
     console.print(f"{env_id}: {counts['ok']} ok, {counts['FAIL']} failed, {counts['skip']} skipped")
     return not counts["FAIL"]
 
@@ -144,8 +148,9 @@ def try_rule(name: str, subject: Subject) -> Result:
         except NotApplicable as reason:
             return reason
 
+    subject.notes.clear()
     found, problem = attempt(find)
     if isinstance(found, NotApplicable):
         return Result(name, "skip", (str(found),))
     findings = (problem,) if found is None else found
-    return Result(name, "FAIL" if findings else "ok", findings)
+    return Result(name, "FAIL" if findings else "ok", findings, tuple(subject.notes))

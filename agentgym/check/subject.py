@@ -218,6 +218,8 @@ class Subject:
         self.options = options or Options()
         self.spec: EnvSpec = spec(env_id)
         self.on_call = on_call
+        self.notes: list[str] = []
+        """What the rule that is being tried has to say besides what is wrong."""
         self._made: list[Instance] = []
 
     def new(self) -> Instance:
@@ -230,6 +232,10 @@ class Subject:
         env = make(self.env_id, **self.options.kwargs)
         self._made.append(Instance(env, DRIVERS[self.spec.kind](env)))
         return self._made[-1]
+
+    def note(self, text: str) -> None:
+        """Say something that breaks no promise."""
+        self.notes.append(text)
 
     def close(self) -> None:
         """Close all instances that were made."""

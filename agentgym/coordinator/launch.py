@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agentgym.config import Config
 from agentgym.coordinator.supervisor import Supervisor
+from agentgym.errors import ConfigError
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
@@ -76,6 +77,30 @@ def launch_all(supervisor: Supervisor, config: Config, places: Places, *, resume
             return ["agentgym", "worker", *common, "--name", name]
 
         supervisor.start(name, "worker", worker, _environment(1))
+
+
+def latest_checkpoint(run_dir: Path) -> Path:
+    """Return the newest complete checkpoint of a run.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    pointer = run_dir / "checkpoints" / "latest"
+    if not pointer.exists():
+        raise ConfigError(f"{run_dir} has no checkpoint ({pointer} does not exist)")
+    checkpoint = run_dir / "checkpoints" / pointer.read_text().strip()
+    if not checkpoint.is_dir():
+        raise ConfigError(f"{pointer} names {checkpoint.name}, which is not there; name another one in it")
+    return checkpoint
+
+
+def checkpoint_model(run_dir: Path) -> Path:
+    """Return the model folder of a run's newest checkpoint, in the Hugging Face format.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    return latest_checkpoint(run_dir) / "model"
 
 
 def read_state(checkpoint: Path) -> dict[str, object]:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from agentgym.config import Config
 from agentgym.config_file import save_config
-from agentgym.coordinator.launch import Places, launch_all, read_state
+from agentgym.coordinator.launch import Places, latest_checkpoint, launch_all, read_state
 from agentgym.coordinator.process import Coordinator
 from agentgym.coordinator.report import Reporter
 from agentgym.coordinator.schedule import Schedule
@@ -79,19 +79,6 @@ def train(config: Config, *, resume: bool, console: Console) -> None:
             board.close()
             samples.close()
     _summary(run_dir, reporter, console)
-
-
-def latest_checkpoint(run_dir: Path) -> Path:
-    """Return the newest complete checkpoint of a run."""
-    pointer = run_dir / "checkpoints" / "latest"
-    if not pointer.exists():
-        raise ConfigError(f"cannot resume: {run_dir} has no checkpoint ({pointer} does not exist)")
-    checkpoint = run_dir / "checkpoints" / pointer.read_text().strip()
-    if not checkpoint.is_dir():
-        raise ConfigError(
-            f"cannot resume: {pointer} names {checkpoint.name}, which is not there; name another one in it"
-        )
-    return checkpoint
 
 
 async def _run(

@@ -132,10 +132,11 @@ def test_a_wrong_configuration_is_one_clear_message_and_status_1(tmp_path: Path)
             "there is no environment 'agentgym/GuesNumber-v0'; the nearest",
         ),
         (["check", "agentgym/GuessNumber-v0", "turns"], "argument 'turns' is not of the form key=value"),
+        (["eval", "none.toml"], "cannot read the configuration none.toml: No such file"),
         (["show", "none.jsonl"], "cannot read the episodes in none.jsonl: No such file"),
         (["train", "none.toml"], "cannot read the configuration none.toml: No such file"),
     ],
-    ids=["env", "policy", "preset", "check", "argument", "show", "file"],
+    ids=["env", "policy", "preset", "check", "argument", "eval", "show", "file"],
 )
 def test_what_cannot_be_done_is_said(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -154,5 +155,5 @@ def test_help_loads_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    for command in ("train", "worker", "serve", "init-model", "list", "play", "check", "show"):
+    for command in ("train", "worker", "serve", "init-model", "list", "play", "check", "show", "eval"):
         assert command in done.stdout

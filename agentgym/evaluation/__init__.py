@@ -1,0 +1,1 @@
+"""`agentgym eval`: policies played on fixed tasks, recorded and summed up."""

@@ -1,0 +1,76 @@
+"""What an evaluation plays: which policies, which tasks."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from agentgym.config import Config, PolicyConfig
+from agentgym.coordinator.launch import checkpoint_model
+from agentgym.coordinator.schedule import sampling_seed, task_seed
+from agentgym.errors import ConfigError
+from agentgym.protocol import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be played."""
+
+    config: Config
+    """Its policies are those that play, trained or not."""
+    episodes: int
+    group: int
+    """Episodes of each task."""
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What an evaluation must share with another one to go on with its file; the number of episodes may grow."""
+        return {"config": self.config.model_dump(mode="json"), "group": self.group}
+
+    def leases(self) -> Iterator[Lease]:
+        """Yield the episodes."""
+        seed, env_key = self.config.run.seed, crc32(f"eval:{self.config.env.id}".encode())
+        for number in range(self.episodes):
+            task, member = divmod(number, self.group)
+            yield Lease(
+                lease_id=number,
+                task_index=task,
+                seed=task_seed(seed, env_key, task),
+                group_id=task,
+                member=member,
+                sampling_seed=sampling_seed(seed, task, member),
+                policies={"*": self.config.learner, **self.config.policy_mapping},
+            )
+
+
+def with_policies(config: Config, players: Sequence[str], checkpoint: Path | None) -> Config:
+    """Return a configuration in which others play: `players` as "NAME=WHO", the last checkpoint of a run.
+
+    Raises:
+        ConfigError: there is no such policy or checkpoint, or it is given twice.
+    """
+    who = {}
+    for player in players:
+        name, equals, value = player.partition("=")
+        if not equals or not value:
+            raise ConfigError(
+                f"--policy {player!r} is not of the form NAME=WHO, as in {config.learner}=expert"
+            )
+        if name not in config.policies:
+            raise ConfigError(
+                f"--policy {player}: there is no policy {name!r}; known: {', '.join(config.policies)}"
+            )
+        is_model = Path(value).is_dir()
+        who[name] = PolicyConfig(model=value) if is_model else PolicyConfig(scripted=value)
+    if checkpoint is not None:
+        if config.learner in who:
+            raise ConfigError(f"--checkpoint and --policy both say who plays as {config.learner!r}; give one")
+        who[config.learner] = PolicyConfig(model=str(checkpoint_model(checkpoint)))
+    # Not validated again: a policy that is to be trained may be scripted here.
+    return config.model_copy(update={"policies": {**config.policies, **who}})
+
+
+def playing(config: Config) -> list[str]:
+    """Return the policies that play an agent."""
+    return sorted({config.learner, *config.policy_mapping.values()})

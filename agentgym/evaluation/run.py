@@ -1,0 +1,200 @@
+"""`agentgym eval`: the policies of a configuration on fixed tasks, many episodes at once, recorded as they end.
+
+Tasks come from a stream of their own: the same seeds for every evaluation with the same `run.seed`, and others than
+those that are trained on. An episode that fails is recorded like any other; only a policy server that dies ends the
+evaluation, and the same command then goes on with what is missing.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from agentgym.config import Config
+from agentgym.episode import EndReason, Episode
+from agentgym.episode_json import EpisodeRecord, EpisodeWriter, dialogue, read_episodes
+from agentgym.errors import ConfigError, EnvError
+from agentgym.evaluation.plan import Plan, playing
+from agentgym.evaluation.summary import print_summary
+from agentgym.model import check_context, check_model
+from agentgym.policy.scripted import load_scripted
+from agentgym.protocol import Lease
+from agentgym.registry import make, spec
+from agentgym.rewards import Rewards
+from agentgym.worker.calls import EnvCalls
+from agentgym.worker.driver import DRIVERS, Driver
+from agentgym.worker.local_server import local_server, tiny_tokenizer
+from agentgym.worker.rollout import Rollout, unplayed
+from agentgym.worker.seating import Seating, Served
+
+CLOSE_SECONDS = 5.0
+
+Key = tuple[int, int]
+"""Task and member of an episode."""
+
+
+def evaluate(plan: Plan, *, out: Path | None, console: Console) -> None:
+    """Play what is missing in `out`, if that is given, and print what all of it says.
+
+    Raises:
+        ConfigError: a policy or the environment is not as the configuration says, or `out` is of something else.
+        ModelError: a model folder is not complete.
+        PolicyError: a policy server did not start, or died.
+    """
+    known = _played(plan, out) if out is not None else {}
+    left = [lease for lease in plan.leases() if (lease.task_index, lease.member) not in known]
+    if known:
+        console.print(f"{out}: {len(known)} episodes are there, {len(left)} are missing", highlight=False)
+    if left:
+        _check(plan.config)
+        writer = EpisodeWriter(out, **plan.header) if out is not None else None
+        with Progress(console=console, transient=True) as progress:
+            bar = progress.add_task(plan.config.env.id, total=len(left))
+
+            def done(record: EpisodeRecord) -> None:
+                known[record.episode.task_index, record.episode.member] = record.episode
+                if writer is not None:
+                    writer.write(record)
+                progress.advance(bar)
+
+            try:
+                asyncio.run(_play(plan.config, left, done))
+            finally:
+                if writer is not None:
+                    writer.close()
+    print_summary([known[key] for key in sorted(known)], plan.group, console)
+    if out is not None:
+        console.print(f"episodes  agentgym show {out}", highlight=False)
+
+
+def _played(plan: Plan, out: Path) -> dict[Key, Episode]:
+    """Return what a file holds of a plan; what no policy answered is played again."""
+    if not out.exists():
+        return {}
+    file = read_episodes(out)
+    before, now = file.header, plan.header
+    differing = [key for key in now if before.get(key) != now[key]]
+    if differing:
+        if "config" in differing and isinstance(before.get("config"), dict):
+            differing += [k for k in now["config"] if before["config"].get(k) != now["config"][k]]
+        raise ConfigError(
+            f"{out} holds an evaluation with other settings ({', '.join(differing)} differ); give another --out, "
+            "or the settings that it was begun with"
+        )
+    episodes = (record.episode for record in file.records)
+    wanted = {(lease.task_index, lease.member) for lease in plan.leases()}
+    return {
+        key: e
+        for e in episodes
+        if e.end_reason is not EndReason.POLICY_FAILED and (key := (e.task_index, e.member)) in wanted
+    }
+
+
+def _check(config: Config) -> None:
+    """Look at what the play will need, so that what is wrong is said before a server is started."""
+    make(config.env.id, **config.env.kwargs).close()
+    for name in playing(config):
+        policy = config.policies[name]
+        if policy.scripted is not None:
+            load_scripted(policy.scripted, config.run.seed, env_spec=spec(config.env.id))
+        else:
+            folder = Path(policy.model or "")
+            check_context(folder, check_model(folder), config.server.max_model_len)
+
+
+async def _play(config: Config, leases: Sequence[Lease], done: Callable[[EpisodeRecord], None]) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        served: dict[str, Served] = {}
+        watches: list[asyncio.Task[Any]] = []
+        for name in playing(config):
+            model = config.policies[name].model
+            if model is not None:
+                server = await stack.enter_async_context(local_server(Path(model), config.server))
+                served[name] = server.served
+                watches.append(asyncio.create_task(server.died()))
+        crew = asyncio.create_task(_Tables(config, served, done).play(leases))
+        try:
+            await asyncio.wait([crew, *watches], return_when=asyncio.FIRST_COMPLETED)
+            for task in [*watches, crew]:
+                if task.done():
+                    task.result()
+        finally:
+            for task in [*watches, crew]:
+                task.cancel()
+            await asyncio.gather(*watches, crew, return_exceptions=True)
+
+
+class _Tables:
+    """Plays leases, several at once."""
+
+    def __init__(
+        self, config: Config, served: Mapping[str, Served], done: Callable[[EpisodeRecord], None]
+    ) -> None:
+        self._config = config
+        self._spec = spec(config.env.id)
+        self._rewards = Rewards.of(config.env, self._spec)
+        self._done = done
+        self._tokenizers = {name: one.tokenizer for name, one in served.items()}
+        self._scripted_tokenizer = next(iter(self._tokenizers.values()), None) or tiny_tokenizer()
+        self._seating = Seating(
+            config.env,
+            self._spec,
+            config.policies,
+            sampling=config.sampling,
+            tokenizer=self._scripted_tokenizer,
+            served=served,
+        )
+
+    async def play(self, leases: Sequence[Lease]) -> None:
+        """Play all leases."""
+        left = iter(leases)
+        await asyncio.gather(*(self._work(left) for _ in range(min(self._config.workers.slots, len(leases)))))
+
+    async def _work(self, leases: Iterator[Lease]) -> None:
+        # One after the other in one environment, for as long as it can be used again.
+        calls, driver = EnvCalls(1), None
+        try:
+            for lease in leases:
+                try:
+                    driver = driver or await self._make(calls)
+                except EnvError as failure:
+                    self._record(unplayed(lease, self._config.env.id, failure))
+                    continue
+                rollout = Rollout(
+                    lease,
+                    driver,
+                    config=self._config.env,
+                    calls=calls,
+                    make_seat=self._seating.seat,
+                    rewards=self._rewards,
+                )
+                play = await rollout.play()
+                self._record(play.episode)
+                if not play.reusable:
+                    await _close(calls, driver)
+                    calls, driver = EnvCalls(1), None
+        finally:
+            if driver is not None:
+                await _close(calls, driver)
+
+    async def _make(self, calls: EnvCalls) -> Driver:
+        env = self._config.env
+        made = await calls.run(f"making {env.id}", env.reset_timeout, lambda: make(env.id, **env.kwargs))
+        return DRIVERS[self._spec.kind](made)
+
+    def _record(self, episode: Episode) -> None:
+        texts = tuple(
+            dialogue(t, self._tokenizers.get(t.policy, self._scripted_tokenizer).decode)
+            for t in episode.trajectories
+        )
+        self._done(EpisodeRecord(episode, texts))
+
+
+async def _close(calls: EnvCalls, driver: Driver) -> None:
+    with contextlib.suppress(EnvError):
+        await calls.run("close", CLOSE_SECONDS, driver.close)
+    calls.close()
