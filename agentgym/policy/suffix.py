@@ -27,7 +27,7 @@ from agentgym.policy.answers import THINK_CLOSE, THINK_OPEN, Thinking, thinking_
 from agentgym.policy.template import ChatTokenizer
 
 REMEMBERED = 4096
-"""Skeletons that are remembered."""
+"""Skeletons and suffixes that are remembered."""
 _THOUGHT, _SAID, _CALLED, _HEARD = "Thought1", "Said1", "Called1", "Heard1"
 """The words of the stand-ins, recognized in the rendered text."""
 _ASKED = user("?")
@@ -73,22 +73,36 @@ def suffix(
     """
     if kinds[-1].role != "assistant":
         return None  # nothing to stand behind: two observations in a row
+    calls = tuple((call["function"]["name"], call["id"]) for call in answer.get("tool_calls", []))
+    ids = _suffix(tokenizer, msgpack.packb(tools), tuple(kinds), calls, msgpack.packb(new))
+    return None if ids is None else list(ids)
+
+
+@functools.lru_cache(REMEMBERED)
+def _suffix(
+    tokenizer: ChatTokenizer,
+    tools: bytes,
+    said: tuple[Kind, ...],
+    calls: tuple[tuple[str, str], ...],
+    new: bytes,
+) -> tuple[int, ...] | None:
+    messages: list[Message] = msgpack.unpackb(new, strict_map_key=False)
     try:
-        if not _keeps(tokenizer, msgpack.packb(tools), tuple(kinds), tuple(map(kind_of, new))):
+        if not _keeps(tokenizer, tools, said, tuple(map(kind_of, messages))):
             return None
         # The calls keep their names and ids: some templates repeat them above the results.
-        calls = [tool_call(c["function"]["name"], "{}", c["id"]) for c in answer.get("tool_calls", [])]
-        stand_in = assistant(_text(kinds[-1]), calls)
-        text = _behind(tokenizer, tools, _short(kinds), stand_in, kinds[-1], new)
+        stand_in = assistant(_text(said[-1]), [tool_call(name, "{}", call_id) for name, call_id in calls])
+        schemas = msgpack.unpackb(tools, strict_map_key=False)
+        text = _behind(tokenizer, schemas, _short(said), stand_in, said[-1], messages)
     except ModelError:
         return None  # whether the template refuses the conversation itself is seen when it is rendered
     ids = tokenizer.encode(text) if text else []
-    return ids if ids and ids[0] in tokenizer.stop_token_ids else None
+    return tuple(ids) if ids and ids[0] in tokenizer.stop_token_ids else None
 
 
 @functools.lru_cache(REMEMBERED)
 def _keeps(tokenizer: ChatTokenizer, tools: bytes, said: tuple[Kind, ...], new: tuple[Kind, ...]) -> bool:
-    schemas = msgpack.unpackb(tools)
+    schemas = msgpack.unpackb(tools, strict_map_key=False)
     *before, answer = skeleton(said)
     behind = skeleton(new)
     text = _behind(tokenizer, schemas, before, answer, said[-1], behind)

@@ -98,7 +98,10 @@ class ChatTokenizer:
         Raises:
             ModelError: there are tools, and the template writes calls in a format that cannot be read.
         """
-        text = self.text(ids)
+        return self.read(self.text(ids), tools)
+
+    def read(self, text: str, tools: Sequence[ToolSchema] = ()) -> Message:
+        """Return the assistant message in the text of an answer; see `parse`."""
         return read_answer(text, self.reader, tools) if tools else assistant(text)
 
     def text(self, ids: Sequence[int]) -> str:

@@ -120,10 +120,9 @@ class Conversation:
         branch.append([int(t) for t in tokens], logprobs, versions)
         if routes is not None:
             branch.add_routes(routes, branch.routed if routes_start is None else routes_start)
-        if message is None:
-            message = self._tokenizer.parse(tokens, self._tools)
-        self.messages.append(message)
-        self._kinds.append(kind_of(message, self._tokenizer.text(tokens)))
+        text = self._tokenizer.text(tokens)
+        self.messages.append(message if message is not None else self._tokenizer.read(text, self._tools))
+        self._kinds.append(kind_of(self.messages[-1], text))
         return span
 
     def append_messages(self, new: Sequence[Message]) -> bool:
