@@ -49,6 +49,9 @@ class EnvConfig(Section):
     """Reward functions "module:function": (episode, agent) -> float, called when an episode is over."""
     reward_timeout: Seconds = 30.0
     """Seconds that the reward functions of an episode, or of a group, may take."""
+    max_observation_chars: Positive | None = None
+    """Characters of a message from the environment; the middle of a longer one is left out, and a mark says so. None:
+    no limit."""
     reset_timeout: Seconds = 30.0
     """Seconds that `reset` may take."""
     step_timeout: Seconds = 30.0

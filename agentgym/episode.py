@@ -121,8 +121,10 @@ class Trajectory:
             raise IntegrityError(f"routes have shape {self.routes.shape} for {K} tokens; expected [K, L, k]")
         spans = np.zeros(K, dtype=np.bool_)
         for turn in self.turns:
-            if not 0 <= turn.start <= turn.end <= K or spans[turn.start : turn.end].any():
-                raise IntegrityError(f"turn [{turn.start}, {turn.end}) does not fit into {K} tokens")
+            if not 0 <= turn.start < turn.end <= K or spans[turn.start : turn.end].any():
+                raise IntegrityError(
+                    f"turn [{turn.start}, {turn.end}) is empty or does not fit into {K} tokens"
+                )
             spans[turn.start : turn.end] = True
         if not np.array_equal(spans, self.loss_mask):
             raise IntegrityError("the loss mask is not true exactly on the tokens of the turns")

@@ -73,11 +73,12 @@ class Stage:
         max_tokens: int = 500,
         context: bool = True,
         answer: int = 40,
+        chars: int | None = None,
         clock: Callable[[], float] | None = None,
         rewards: Rewards | None = None,
     ) -> None:
         self.tokenizer, self.policy, self.others = tokenizer, policy, others or {}
-        self.limits = Limits(max_turns, max_tokens, context, request_timeout=10.0)
+        self.limits = Limits(max_turns, max_tokens, context, 10.0, chars)
         self.answer = answer
         self.clock = clock or itertools.count(100.0).__next__
         self.calls = EnvCalls(4)

@@ -44,6 +44,8 @@ class Limits:
     """Whether `max_tokens` is the model's context."""
     request_timeout: float
     """Seconds that an answer may take, all retries included."""
+    max_observation_chars: int | None = None
+    """See `env.max_observation_chars`."""
 
 
 class Seat:
@@ -131,6 +133,9 @@ class Seat:
         return records
 
     def _hear(self, new: list[Message]) -> Conversation:
+        limit = self._limits.max_observation_chars
+        if limit is not None:
+            new = [message | {"content": shortened(message["content"], limit)} for message in new]
         if self._conversation is None:
             self._conversation = Conversation(self._tokenizer)
             self._conversation.initial([*self._opening, *new], self._tools)
@@ -189,6 +194,15 @@ class Seat:
                 if left <= RETRY_SECONDS:
                     raise
             await asyncio.sleep(RETRY_SECONDS)
+
+
+def shortened(text: str, limit: int) -> str:
+    """Return a text with at most `limit` of its characters: its beginning, a mark, and its end."""
+    left_out = len(text) - limit
+    if left_out <= 0:
+        return text
+    head = (limit + 1) // 2
+    return f"{text[:head]}\n[... {left_out} characters left out ...]\n{text[head + left_out :]}"
 
 
 def _is_scripted(player: Policy | ScriptedPolicy) -> TypeIs[ScriptedPolicy]:

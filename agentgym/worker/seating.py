@@ -91,4 +91,5 @@ class Seating:
             max_tokens=context if budget is None else min(context, budget),
             context=budget is None or context <= budget,
             request_timeout=self._env.episode_timeout,
+            max_observation_chars=self._env.max_observation_chars,
         )

@@ -76,11 +76,11 @@ def test_arrays_that_do_not_fit_together_are_found(changes: dict[str, Any], mess
         replace(trajectory_of([1.0, 0.0]), **changes).check()
 
 
-@pytest.mark.parametrize("span", [(-1, 2), (8, 11), (5, 3), (4, 6)])
+@pytest.mark.parametrize("span", [(-1, 2), (8, 11), (5, 3), (8, 8), (4, 6)])
 def test_turns_outside_of_the_tokens_or_over_each_other_are_found(span: tuple[int, int]) -> None:
     good = trajectory_of([1.0, 0.0])
     first, second = good.turns
-    with pytest.raises(IntegrityError, match=r"turn \[.*\) does not fit into 10 tokens"):
+    with pytest.raises(IntegrityError, match=r"turn \[.*\) is empty or does not fit into 10 tokens"):
         replace(good, turns=(first, replace(second, start=span[0], end=span[1]))).check()
 
 

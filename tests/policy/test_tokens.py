@@ -222,6 +222,22 @@ def test_a_switch_in_the_system_message_is_seen(tmp_path: Path) -> None:
         )
 
 
+def test_a_template_that_counts_the_messages_opens_a_branch_for_each(tmp_path: Path) -> None:
+    template = """\
+{%- for message in messages -%}
+    {{- message.role + (loop.index | string) + ":" + message.content + "<|end|>" -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- "assistant" + (messages | length + 1) | string + ":" -}}{%- endif -%}
+"""
+    tokenizer = tokenizer_with(tmp_path / "model", template)
+    said = [system("S"), user("U"), user("V")]
+    conversation = begin(tokenizer, *said)
+    say(conversation, tokenizer, "A<|end|>")
+    # The text behind the first answer is another one than behind a fifth: it cannot be taken from a short example.
+    assert not conversation.append_messages([user("W")])
+    assert tokenizer.decode(conversation.prompt).endswith("assistant4:A<|end|>user5:W<|end|>assistant6:")
+
+
 def test_another_end_token_than_the_templates_is_kept() -> None:
     tokenizer = family("llama3_2")
     conversation = begin(tokenizer, user("U"))
