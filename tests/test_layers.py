@@ -30,7 +30,7 @@ LAYERS = [
     "env rewards tool_schema",
     "tool_runner wrappers.referee policy.answers policy.tool_text",
     "tools wrappers.seated wrappers.single",
-    "toolsets.calculator wrappers.aec wrappers.parallel",
+    "toolsets.calculator toolsets.mcp toolsets.python toolsets.sql wrappers.aec wrappers.parallel",
     # policies
     "policy.client policy.scripted policy.template policy.vllm_plugin tiny_model",
     "policy.link policy.suffix policy.vllm_worker",
@@ -65,7 +65,7 @@ ALLOWED = {
     ("agentgym", "agentgym_trainers"): "",
     ("agentgym_envs", "agentgym"): (
         "env errors messages registry rewards spaces tool_runner tool_schema tools policy.scripted "
-        "toolsets toolsets.calculator "
+        "toolsets toolsets.calculator toolsets.mcp toolsets.python toolsets.sql "
         "wrappers.aec wrappers.parallel wrappers.referee wrappers.single"
     ),
     ("agentgym_envs", "agentgym_trainers"): "",
@@ -89,6 +89,7 @@ BROAD_EXCEPTS = {
     "agentgym.registry": 1,
     "agentgym.rewards": 1,
     "agentgym.tool_runner": 2,
+    "agentgym.toolsets.mcp": 3,
     "agentgym.worker.calls": 1,
     "agentgym.worker.process": 1,
     "agentgym.worker.seat": 1,
