@@ -13,7 +13,6 @@ import time
 from collections import Counter
 
 import anyio
-import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 
 server = MCPServer("shop", log_level="CRITICAL")
@@ -80,6 +79,8 @@ def die() -> str:
 
 
 def serve_http() -> None:
+    import uvicorn
+
     listening = socket.create_server(("127.0.0.1", 0))
     sys.stdout.write(f"{listening.getsockname()[1]}\n")
     sys.stdout.flush()

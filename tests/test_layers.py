@@ -89,7 +89,7 @@ BROAD_EXCEPTS = {
     "agentgym.registry": 1,
     "agentgym.rewards": 1,
     "agentgym.tool_runner": 2,
-    "agentgym.toolsets.mcp": 3,
+    "agentgym.toolsets.mcp": 2,
     "agentgym.worker.calls": 1,
     "agentgym.worker.process": 1,
     "agentgym.worker.seat": 1,

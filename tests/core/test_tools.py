@@ -108,6 +108,7 @@ def test_calls_are_run_in_order_and_answered_by_id(shop):
 
 
 def test_an_unknown_tool_is_answered_with_the_tools_there_are(shop):
+    """verl#4198: a name that the model made up raised KeyError."""
     content, metrics = only_answer(shop, "buy", "{}")
     assert content.startswith("Error: UnknownTool: there is no tool 'buy'")
     assert "look_up" in content

@@ -135,15 +135,15 @@ def test_a_server_on_the_network_that_dies_fails_the_play_by_name():
 
 
 @pytest.mark.parametrize(
-    ("command", "reason"),
+    ("command", "seconds", "reason"),
     [
-        (["no-such-server"], r"no-such-server did not start: .*no-such-server: No such file or directory"),
-        (["sh", "-c", "echo broken >&2; exit 4"], r"did not start: .*ends with: broken"),
-        (["sleep", "100"], "sleep 100 did not start: no answer in time"),
+        (["no-such-server"], 60, "no-such-server did not start: .*no-such-server: No such file or directory"),
+        (["sh", "-c", "echo broken >&2; exit 4"], 60, "did not start: .*ends with: broken"),
+        (["sleep", "100"], 1, "sleep 100 did not start: no answer in time"),
     ],
 )
-def test_a_server_that_does_not_start_fails_the_play_by_name(command, reason):
-    runner = ToolRunner([MCPToolset(command, start_timeout=3.0)])
+def test_a_server_that_does_not_start_fails_the_play_by_name(command, seconds, reason):
+    runner = ToolRunner([MCPToolset(command, start_timeout=seconds)])
     with pytest.raises(EnvError, match=reason):
         runner.open(0)
 
