@@ -66,6 +66,9 @@ def serve(
         Path | None, typer.Option(help="A Hugging Face folder; by default the configuration's.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="RUN_DIR/config.json, or a TOML file.")] = None,
+    policy: Annotated[
+        str, typer.Option(help="Which of the configuration's policies; by default the one that is trained.")
+    ] = "",
     coordinator: Annotated[str | None, typer.Option(help="The coordinator's ZeroMQ address.")] = None,
     name: Annotated[str, typer.Option(help="How the server is called in logs.")] = "server",
     parent_pid: ParentPid = None,
@@ -81,9 +84,16 @@ def serve(
     settings = load_config(config) if config is not None else None
     if model is None and settings is None:
         raise ConfigError("nothing to serve: give --model DIR or --config FILE")
+    if settings is not None:
+        policy = policy or settings.learner
+        if model is None and policy not in settings.served:
+            raise ConfigError(
+                f"there is no policy {policy!r} to serve; served are {', '.join(settings.served)}"
+            )
     run_server(
-        model=model or settings.model,  # type: ignore[union-attr]
+        model=model or settings.served[policy],  # type: ignore[union-attr]
         config=settings.server if settings is not None else ServerConfig(),
+        policy=policy,
         bind=bind,
         coordinator=coordinator,
         name=name,

@@ -6,17 +6,10 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Positive = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
-Probability = Annotated[float, Field(ge=0, le=1)]
-
-
-class Section(BaseModel):
-    """A table of the TOML file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+from agentgym.policy_config import Choice, PolicyConfig, PolicyName, check_mapping, weights_of
+from agentgym.section import Positive, Probability, Seconds, Section
 
 
 class RunConfig(Section):
@@ -37,15 +30,15 @@ class EnvConfig(Section):
 
     id: str
     """A registered id ("agentgym/GuessNumber-v0"), "module:Class", or a library's "gymnasium:ID", "openspiel:NAME"."""
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, Any] = Field(default={})
     """Arguments of the environment's constructor."""
     max_turns: Positive | None = None
     """Answers per agent; None: the environment's own limit, or 32."""
     max_tokens: Positive | None = None
     """Tokens per agent in an episode, prompts included; None: the model's context length."""
-    reward_weights: dict[str, float] = {}
+    reward_weights: dict[str, float] = Field(default={})
     """What named parts of a turn's reward are multiplied by; they win over the environment's own weights."""
-    rewards: list[str] = []
+    rewards: list[str] = Field(default=[])
     """Reward functions "module:function": (episode, agent) -> float, called when an episode is over."""
     reward_timeout: Seconds = 30.0
     """Seconds that the reward functions of an episode, or of a group, may take."""
@@ -58,21 +51,6 @@ class EnvConfig(Section):
     """Seconds that `step` may take."""
     episode_timeout: Seconds = 300.0
     """Seconds that an episode may take before it is truncated."""
-
-
-class PolicyConfig(Section):
-    """One policy: exactly one of `model` and `scripted`."""
-
-    model: str | None = None
-    """A local Hugging Face folder; this policy is served by vLLM and trained."""
-    scripted: str | None = None
-    """A scripted policy's name in the environment ("random", "expert"), or "module:Class"."""
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> "PolicyConfig":
-        if (self.model is None) == (self.scripted is None):
-            raise ValueError("give exactly one of `model` and `scripted`")
-        return self
 
 
 class SamplingConfig(Section):
@@ -99,7 +77,7 @@ class RolloutConfig(Section):
     """Versions that a trained token may be older than the weights it trains. 0: generation and training alternate."""
     group_timeout: Seconds = 120.0
     """Seconds after its first member finished until a group goes on with the members it has (2 or more)."""
-    group_rewards: list[str] = []
+    group_rewards: list[str] = Field(default=[])
     """Reward functions "module:function": (episodes of a group) -> [{agent: reward}, one dictionary per episode]."""
 
 
@@ -244,12 +222,18 @@ class Config(Section):
 
     run: RunConfig = RunConfig()
     env: EnvConfig
-    policies: dict[str, PolicyConfig]
+    policies: dict[PolicyName, PolicyConfig]
     """Policies by name."""
-    policies_to_train: list[str] = ["learner"]
+    policies_to_train: list[str] = Field(default=["learner"])
     """Names of the policies that are trained; one for now."""
-    policy_mapping: dict[str, str] = {}
-    """Agent to policy; agents that are not named play the first of `policies_to_train`."""
+    policy_mapping: dict[str, Choice] = Field(default={})
+    """Agent to policy, or to policies with their probabilities, drawn anew for each group; "*" are the agents that are
+    not named, which by default play the first of `policies_to_train`."""
+    policy_mapping_fn: str | None = None
+    """In place of `policy_mapping`: "module:function", called with an agent and a dictionary (group_id, task_index,
+    seed) and returning the name of a policy; once per group."""
+    seat_rotation: bool = False
+    """From group to group the policies of `policy_mapping` move on by one seat, so that each plays every agent."""
     sampling: SamplingConfig = SamplingConfig()
     rollout: RolloutConfig = RolloutConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -265,15 +249,21 @@ class Config(Section):
         if len(self.policies_to_train) != 1:
             raise ValueError(f"policies_to_train = {self.policies_to_train}: name exactly one policy")
         learner = self.policies.get(self.learner)
-        if learner is None or learner.model is None:
+        if learner is None or learner.kind != "model":
             raise ValueError(f"policies_to_train names {self.learner!r}; set policies.{self.learner}.model")
-        for agent, policy in self.policy_mapping.items():
-            if policy not in self.policies:
+        for name, policy in self.policies.items():
+            if policy.pool is not None and policy.pool not in self.policies_to_train:
                 raise ValueError(
-                    f"policy_mapping.{agent} = {policy!r}; known policies: {sorted(self.policies)}"
+                    f"policies.{name}.pool = {policy.pool!r}; a pool holds snapshots of one of policies_to_train: "
+                    f"{self.policies_to_train}"
                 )
-            if policy != self.learner and self.policies[policy].model is not None:
-                raise ValueError(f"policies.{policy} has a model but is not in policies_to_train")
+        if self.policy_mapping_fn is not None and (self.policy_mapping or self.seat_rotation):
+            raise ValueError(
+                "policy_mapping_fn takes the place of policy_mapping and seat_rotation; give it alone"
+            )
+        check_mapping(self.policy_mapping, self.policies)
+        if not self.mapped & set(self.policies_to_train):
+            raise ValueError(f"policy_mapping lets no agent play {self.learner!r}, which is to be trained")
         if self.rollout.group_size < 2 and self.algorithm.advantage != "turn_batch_mean" and self.run.steps:
             raise ValueError(
                 f"algorithm.advantage = {self.algorithm.advantage!r} compares the members of a group; "
@@ -302,9 +292,30 @@ class Config(Section):
         return self.policies_to_train[0]
 
     @property
+    def mapped(self) -> set[str]:
+        """The policies that may play an agent."""
+        if self.policy_mapping_fn is not None:
+            return set(self.policies)
+        choices = {"*": self.learner, **self.policy_mapping}.values()
+        return {name for choice in choices for name in weights_of(choice)}
+
+    @property
+    def served(self) -> dict[str, Path]:
+        """The policies that policy servers answer for, those to be trained first, with their model folders."""
+        names = sorted(
+            self.mapped | set(self.policies_to_train), key=lambda n: n not in self.policies_to_train
+        )
+        return {n: self.model_of(n) for n in names if self.policies[n].kind in ("model", "pool")}
+
+    def model_of(self, name: str) -> Path:
+        """Return the model folder of a policy that is served; a pool's is that of the policy it holds snapshots of."""
+        policy = self.policies[name]
+        return Path(self.policies[policy.pool or name].model or "")
+
+    @property
     def model(self) -> Path:
         """The folder of the model that is trained."""
-        return Path(self.policies[self.learner].model or "")
+        return self.model_of(self.learner)
 
     @property
     def run_dir(self) -> Path:

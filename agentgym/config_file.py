@@ -15,8 +15,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from agentgym.config import Config, Section
+from agentgym.config import Config
 from agentgym.errors import ConfigError
+from agentgym.section import Section
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -74,7 +74,7 @@ class Turn:
     message: Message
     """The answer as parsed; the tokens, not this text, are what is trained."""
     finish_reason: str
-    """"stop" (a stop token was sampled), "length" (max_tokens) or "scripted"."""
+    """"stop" (a stop token was sampled), "length" (max_tokens) or "scripted"; an endpoint's own word for it."""
     reward: float = 0.0
     """What this agent got from this answer until its next one; named parts enter it times their weights."""
     rewards: dict[str, float] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Trajectory:
 
     agent: AgentId
     policy: str
-    """The policy's name in the configuration."""
+    """The policy's name in the configuration; of a pool with the snapshot that was played: "past@40"."""
     trainable: bool
     """False for policies that are only logged: frozen, scripted or external ones."""
     tokens: NDArray[np.int32]

@@ -1,6 +1,7 @@
 """What TensorBoard shows: one scheme of tags, the same in every run.
 
 episode/*          of the trained agents in the batch of a step, and agent/<env>/<agent>/* of each alone
+opponent/*         of each policy that is not trained, and rating/* of the policies that met
 train/*, policy/*  the optimizer step and how old its tokens were
 system/*           throughput, busy shares, queues, failures
 warmup/*           the supervised steps before reinforcement learning, at negative steps up to 0
@@ -22,10 +23,10 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
             mine = [t for t in episode.trajectories if t.agent == agent]
             numbers = _play(mine, episode.agent_metrics.get(agent, {}))
             trained = any(t.trainable for t in mine)
+            opponent = f"opponent/{mine[0].policy.partition('@')[0]}"  # the snapshots of a pool together
             for name, value in numbers.items():
                 plays[f"agent/{_tag(episode.env_id)}/{agent}"][name].append(value)
-                if trained:
-                    plays["episode"][name].append(value)
+                plays["episode" if trained else opponent][name].append(value)
     out = {}
     for prefix, names in plays.items():
         for name, values in names.items():

@@ -151,17 +151,28 @@ def weight_shapes(path: Path) -> dict[str, list[int]]:
         raise ModelError(f"{path} is damaged or incomplete: {error}") from error
 
 
-def model_shapes(directory: Path) -> dict[str, list[int]]:
-    """Return the names and shapes of all weights of a model folder, which may be several files.
+def weight_files(path: Path) -> list[Path]:
+    """Return the safetensors files of a model folder; a file itself is its only one.
+
+    Raises:
+        ModelError: the list of the files is damaged.
+    """
+    if not path.is_dir():
+        return [path]
+    if (path / "model.safetensors.index.json").is_file():
+        files = set(_read_json(path, "model.safetensors.index.json").get("weight_map", {}).values())
+    else:
+        files = {"model.safetensors"}
+    return [path / file for file in sorted(files)]
+
+
+def model_shapes(path: Path) -> dict[str, list[int]]:
+    """Return the names and shapes of all weights of a model folder, or of a safetensors file.
 
     Raises:
         ModelError: a file is missing, damaged or incomplete.
     """
-    if (directory / "model.safetensors.index.json").is_file():
-        files = set(_read_json(directory, "model.safetensors.index.json").get("weight_map", {}).values())
-    else:
-        files = {"model.safetensors"}
-    return {name: shape for file in sorted(files) for name, shape in weight_shapes(directory / file).items()}
+    return {name: shape for file in weight_files(path) for name, shape in weight_shapes(file).items()}
 
 
 def _check_weights(directory: Path, config: dict[str, Any]) -> None:

@@ -34,6 +34,8 @@ class Hello(Header):
     pid: int
     address: str = ""
     """Servers: where workers reach it."""
+    policy: str = ""
+    """Servers: the policy that they answer for."""
     version: int = 0
     """Servers: the weight version loaded. Trainers: the version of its weights."""
     weights: str = ""
@@ -74,8 +76,10 @@ class Servers(Header):
     """The policy servers that a worker may ask."""
 
     kind: ClassVar[str] = "servers"
-    addresses: list[str]
+    addresses: dict[str, list[str]]
+    """By policy."""
     max_model_len: int
+    """The context length in tokens; 0 while no server is there."""
 
 
 class Ready(Header):
@@ -96,7 +100,7 @@ class Lease(Header):
     member: int
     sampling_seed: int
     policies: dict[str, str]
-    """Policy by agent; "*" is every agent that is not named."""
+    """Policy by agent, a pool's snapshot as "pool@version"; "*" is every agent that is not named."""
     teacher: str = ""
     """In a warm-up: the scripted policy that plays in place of every policy that is not scripted itself."""
 
@@ -180,7 +184,7 @@ class LoadWeights(Header):
     kind: ClassVar[str] = "load_weights"
     version: int
     path: str
-    """A safetensors file with Hugging Face names."""
+    """A safetensors file with Hugging Face names, or a model folder."""
 
 
 class Loaded(Header):

@@ -60,6 +60,8 @@ class Peer:
                 return packet
 
     async def hello(self, role: Role, name: str, **fields: Any) -> None:
+        if role == "server":
+            fields = {"policy": "learner", **fields}
         self.send(Hello(role=role, name=name, protocol=PROTOCOL_VERSION, pid=1, **fields))
         await self.next(Welcome)
 
@@ -118,10 +120,12 @@ class FakeServer(Peer):
     version = 0
     loaded: list[LoadWeights]
 
-    async def serve(self, name: str = "server-0", *, may_load: asyncio.Event | None = None) -> None:
+    async def serve(
+        self, name: str = "server-0", *, policy: str = "learner", may_load: asyncio.Event | None = None
+    ) -> None:
         """Serve until drained."""
         self.loaded = []
-        await self.hello("server", name, address=f"ipc://{name}", max_model_len=64)
+        await self.hello("server", name, policy=policy, address=f"ipc://{name}", max_model_len=64)
         while not isinstance(header := (await self.packet()).header, Drain):
             if isinstance(header, LoadWeights):
                 if may_load is not None:

@@ -7,16 +7,25 @@ did: the same seed would fail again.
 
 import logging
 from collections import Counter, deque
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 from agentgym.config import Config
 from agentgym.coordinator.groups import Group, GroupBuffer
 from agentgym.coordinator.leases import LeaseTable, Ticket
+from agentgym.coordinator.lineup import Lineups
+from agentgym.coordinator.pools import Pools
 from agentgym.coordinator.schedule import Step, sampling_seed, task_seed
 from agentgym.episode import EndReason, Episode, Status
 from agentgym.errors import EnvError, RunError
+from agentgym.messages import AgentId
 from agentgym.protocol import Lease
+from agentgym.ratings import Ratings
+
+RATING_DECAY = 0.99
+"""Win rates are over about the last hundred meetings: the trained policy changes."""
 
 _logger = logging.getLogger(__name__)
 
@@ -24,8 +33,22 @@ _logger = logging.getLogger(__name__)
 class Dispatcher:
     """The work of a run: tasks, groups and leases."""
 
-    def __init__(self, config: Config, state: dict[str, Any] | None = None) -> None:
-        """Begin with the first task, or where `state` of an earlier run says."""
+    def __init__(
+        self,
+        config: Config,
+        state: dict[str, Any] | None = None,
+        *,
+        agents: Sequence[AgentId] = (),
+        snapshots: Path = Path("snapshots"),
+    ) -> None:
+        """Begin with the first task, or where `state` of an earlier run says.
+
+        Args:
+            config: of the run.
+            state: what `state` returned.
+            agents: of the environment; empty where it does not name them.
+            snapshots: a folder for the pools.
+        """
         state = state or {}
         limits = config.env
         self._config = config
@@ -50,6 +73,13 @@ class Dispatcher:
         self.counts: Counter[str] = Counter(state.get("counts", {}))
         """Episodes by status since the run began: ok, truncated, failed; and the tokens they sampled."""
         self.last_error = ""
+        self.ratings = Ratings(decay=RATING_DECAY)
+        if "ratings" in state:
+            self.ratings.restore(state["ratings"])
+        self._lineups = Lineups(config, agents)
+        self._lineup: dict[AgentId, str] | None = None
+        """Of the next group, which may have to wait for a pool."""
+        self.pools = Pools(config, snapshots, self.ratings, state.get("pools", {}))
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold to go on without losing or repeating a task."""
@@ -59,14 +89,20 @@ class Dispatcher:
             "next_lease": self.leases.next_id,
             "pending_tasks": [*self.groups.pending_tasks(), *self._again],
             "counts": dict(self.counts),
+            "ratings": self.ratings.state(),
+            "pools": self.pools.state(),
         }
 
     def top_up(self, step: Step, *, steps_left: int, in_training: int) -> None:
-        """Open groups for `step`, up to its capacity and to what the `steps_left` steps of its phase need."""
+        """Open groups for `step`, up to its capacity and to what the `steps_left` steps of its phase need.
+
+        Groups are opened in order: one that must wait for a pool's snapshot holds up those behind it.
+        """
         held = self.groups.open + self.groups.ready
         wanted = min(step.capacity - in_training, steps_left * step.groups) - held
         for _ in range(wanted):
-            self._open_group(step)
+            if not self._open_group(step):
+                return
 
     def issue(self, worker: bytes, now: float) -> Lease | None:
         """Lease the next episode to a worker; None if none waits."""
@@ -94,6 +130,8 @@ class Dispatcher:
         else:
             self._failures_in_a_row = 0
             self.counts["tokens"] += sum(int(t.loss_mask.sum()) for t in episode.trajectories)
+            if not ticket.teacher:
+                self.ratings.add(episode)
             self.groups.add(episode, now)
 
     def scored(self, group: Group, scored: list[Episode] | EnvError) -> None:
@@ -165,24 +203,36 @@ class Dispatcher:
                 _logger.error("task %d, member %d is given up", ticket.task_index, ticket.member)
                 self.groups.give_up(ticket.group_id, ticket.member)
 
-    def _open_group(self, step: Step) -> None:
+    def _open_group(self, step: Step) -> bool:
+        """Open the next group; False if a pool that it plays against is not ready."""
+        task = self._again[0] if self._again else self._next_task
+        group_id = self._next_group
+        seed = task_seed(self._config.run.seed, self._env_key, task)
+        if self._lineup is None:
+            self._lineup = self._lineups.draw(group_id=group_id, task_index=task, seed=seed)
+        policies = self._lineup
+        if not step.warmup:  # there the teacher plays for the pools too
+            snapshots = self.pools.enter(group_id, set(policies.values()), self.groups.is_open)
+            if snapshots is None:
+                return False
+            policies = {agent: snapshots.get(policy, policy) for agent, policy in policies.items()}
+        self._lineup = None
         if self._again:
-            task = self._again.popleft()
+            self._again.popleft()
         else:
-            task, self._next_task = self._next_task, self._next_task + 1
-        group_id, self._next_group = self._next_group, self._next_group + 1
+            self._next_task += 1
+        self._next_group += 1
         self.groups.start(group_id, task, step.group_size)
-        seed = self._config.run.seed
-        policies = {"*": self._config.learner, **self._config.policy_mapping}
         for member in range(step.group_size):
             self.leases.add(
                 Ticket(
                     task_index=task,
-                    seed=task_seed(seed, self._env_key, task),
+                    seed=seed,
                     group_id=group_id,
                     member=member,
-                    sampling_seed=sampling_seed(seed, group_id, member),
+                    sampling_seed=sampling_seed(self._config.run.seed, group_id, member),
                     policies=policies,
                     teacher=self._config.warmup.policy if step.warmup else "",
                 )
             )
+        return True

@@ -60,6 +60,10 @@ class GroupBuffer:
         """Groups that wait for the trainer."""
         return len(self._ready)
 
+    def is_open(self, group_id: int) -> bool:
+        """Whether episodes of this group are still expected."""
+        return group_id in self._open
+
     def pending_tasks(self) -> list[int]:
         """Return the tasks of all groups that no step has consumed."""
         return sorted(

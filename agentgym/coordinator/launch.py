@@ -2,7 +2,9 @@
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from agentgym.config import Config
@@ -34,6 +36,11 @@ class Places:
         return self.run / "checkpoints"
 
     @property
+    def snapshots(self) -> Path:
+        """The weights of the pools, a folder for each."""
+        return self.run / "snapshots"
+
+    @property
     def tensorboard(self) -> Path:
         """The event files."""
         return self.run / "tensorboard"
@@ -60,16 +67,18 @@ def launch_all(supervisor: Supervisor, config: Config, places: Places, *, resume
         return ["agentgym_trainers.megatron.main", *common, *folders, *resumed]
 
     supervisor.start("trainer", "trainer", trainer, _environment(config.trainer.threads))
-    for number in range(config.server.count if config.run.steps else 0):  # a warm-up alone samples nothing
-        name = f"server-{number}"
-        starts = iter(range(10**6))
+    for policy in config.served if config.run.steps else ():  # a warm-up alone samples nothing
+        for number in range(config.server.count):
+            trained = policy in config.policies_to_train
+            name = f"server-{number}" if trained else f"server-{policy}-{number}"
+            starts = count()
 
-        def server(name: str = name, starts: "object" = starts) -> list[str]:
-            # Each start binds an address of its own: messages for a dead server must not reach its successor.
-            address = f"ipc://{places.sockets}/{name}-{next(starts)}"  # type: ignore[call-overload]
-            return ["agentgym", "serve", *common, "--name", name, "--bind", address]
+            def server(name: str = name, policy: str = policy, starts: Iterator[int] = starts) -> list[str]:
+                # Each start binds an address of its own: messages for a dead server must not reach its successor.
+                address = f"ipc://{places.sockets}/{name}-{next(starts)}"
+                return ["agentgym", "serve", *common, "--policy", policy, "--name", name, "--bind", address]
 
-        supervisor.start(name, "server", server, _environment(config.server.threads))
+            supervisor.start(name, "server", server, _environment(config.server.threads))
     for number in range(config.workers.count):
         name = f"worker-{number}"
 
@@ -110,5 +119,5 @@ def read_state(checkpoint: Path) -> dict[str, object]:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    count = str(threads)
-    return {**OFFLINE, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count}
+    number = str(threads)
+    return {**OFFLINE, "OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number, "OPENBLAS_NUM_THREADS": number}

@@ -1,7 +1,8 @@
 """The workers and policy servers that are connected now, and which weights the servers have.
 
-A weight version is published when every connected server has loaded it, and at least one is connected. A server
-that starts late or comes back is brought to the newest offered version before workers hear of it.
+Each policy that is served has weights on offer: of the trainer's newest version, of a pool's snapshot of this round, or
+the model folder's own. A version is published when every connected server of the policy has loaded it, and at least
+one is connected. A server that starts late or comes back is brought to the version on offer before workers hear of it.
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ class ServerPeer:
     """A policy server that said hello."""
 
     name: str
+    policy: str
+    """What it answers for."""
     identity: bytes
     heard: float
     address: str
@@ -35,11 +38,11 @@ class ServerPeer:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Weights that the trainer offers."""
+    """Weights that the servers of a policy are to have."""
 
     version: int
     path: str
-    """A safetensors file; empty for version 0, the model folder's own."""
+    """A safetensors file or a model folder; empty where a server starts with them, as with version 0."""
 
 
 class Peers:
@@ -50,33 +53,34 @@ class Peers:
         self.workers: dict[bytes, WorkerPeer] = {}
         self.servers: dict[bytes, ServerPeer] = {}
         self.trainer: bytes | None = None
-        self.offer: Offer | None = None
+        self.offers: dict[str, Offer] = {}
+        """By policy."""
 
-    @property
-    def published(self) -> int | None:
-        """The version that every connected server samples with; None if there is none."""
-        if self.offer is None or not self.servers:
-            return None
-        current = all(server.version == self.offer.version for server in self.servers.values())
-        return self.offer.version if current else None
+    def published(self, policy: str) -> int | None:
+        """Return the version that every connected server of a policy samples with; None if there is none."""
+        offer, versions = self.offers.get(policy), {server.version for server in self._serving(policy)}
+        return offer.version if offer is not None and versions == {offer.version} else None
 
-    def to_load(self) -> list[ServerPeer]:
-        """Return the servers that must be asked to load the offered version, and note that they were."""
-        if self.offer is None:
-            return []
+    def to_load(self) -> list[tuple[ServerPeer, Offer]]:
+        """Return the servers that must be asked to load what is on offer, and note that they were."""
         behind = [
-            s
-            for s in self.servers.values()
-            if self.offer.version not in (s.version, s.loading) and self.offer.path
+            (server, offer)
+            for policy, offer in self.offers.items()
+            for server in self._serving(policy)
+            if offer.version not in (server.version, server.loading) and offer.path
         ]
-        for server in behind:
-            server.loading = self.offer.version
+        for server, offer in behind:
+            server.loading = offer.version
         return behind
 
-    def announced(self, ever_published: int | None) -> list[ServerPeer]:
-        """Return the servers that workers may ask: those with the published or the offered version."""
-        fresh = {ever_published, self.offer.version if self.offer else None}
-        return [server for server in self.servers.values() if server.version in fresh]
+    def announced(self, policy: str, ever_published: int | None) -> list[ServerPeer]:
+        """Return the servers of a policy that workers may ask: those with the published or the offered version."""
+        offer = self.offers.get(policy)
+        fresh = {ever_published, offer.version if offer else None}
+        return [server for server in self._serving(policy) if server.version in fresh]
+
+    def _serving(self, policy: str) -> list[ServerPeer]:
+        return [server for server in self.servers.values() if server.policy == policy]
 
     def freest_worker(self) -> WorkerPeer | None:
         """Return the worker with the most credits, or None if nobody has one."""

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import zmq
@@ -22,14 +23,16 @@ from agentgym.coordinator.assemble import Assembled, assemble
 from agentgym.coordinator.dispatcher import Dispatcher
 from agentgym.coordinator.groups import Group
 from agentgym.coordinator.launch import Places
-from agentgym.coordinator.peers import Offer, Peers, ServerPeer, WorkerPeer
+from agentgym.coordinator.peers import Peers, ServerPeer, WorkerPeer
 from agentgym.coordinator.report import Reporter
 from agentgym.coordinator.schedule import Schedule, Step
 from agentgym.coordinator.scoring import GroupScorer, Scored
+from agentgym.coordinator.serving import Serving
 from agentgym.coordinator.status import run_numbers, waiting_for
 from agentgym.coordinator.supervisor import Supervisor
 from agentgym.episode_codec import decode_episode
 from agentgym.errors import RunError, WireError
+from agentgym.messages import AgentId
 from agentgym.protocol import (
     Ack,
     BatchHeader,
@@ -38,12 +41,11 @@ from agentgym.protocol import (
     Drain,
     EpisodeDone,
     Error,
+    Header,
     Heartbeat,
     Hello,
     Loaded,
-    LoadWeights,
     Ready,
-    Servers,
     StepDone,
     Welcome,
 )
@@ -65,18 +67,23 @@ class Coordinator:
         *,
         supervisor: Supervisor,
         reporter: Reporter,
+        agents: Sequence[AgentId] = (),
         first_step: int = 1,
         state: dict[str, object] | None = None,
     ) -> None:
-        """Prepare the run; `first_step` and `state` come from a checkpoint when it is resumed."""
+        """Prepare the run in an environment of these `agents`, empty where it does not name them.
+
+        `first_step` and `state` come from a checkpoint when the run is resumed.
+        """
         self._config = config
         self._places = places
         self._supervisor = supervisor
         self._reporter = reporter
         self._schedule = Schedule(config)
-        self._dispatcher = Dispatcher(config, state)
+        self._dispatcher = Dispatcher(config, state, agents=agents, snapshots=places.snapshots)
         self._scorer = GroupScorer(config, done=self._scored)
         self._peers = Peers()
+        self._serving = Serving(config, self._peers, self._send)
         self._done = first_step - 1
         self._last_step = self._schedule.last_step
         self._training: tuple[Step, Assembled] | None = None
@@ -84,7 +91,6 @@ class Coordinator:
         """Groups in training, or trained while their weights are not yet published."""
         self._trainer_waits = False
         self._published: int | None = None
-        self._announced: list[str] = []
         self._progress = time.monotonic()
         self._next_heartbeat = 0.0
         self._garbage_count = 0
@@ -113,15 +119,20 @@ class Coordinator:
             while self._done < self._last_step:
                 if self._failure is not None:
                     raise self._failure
+                self._dispatcher.pools.check()
                 self._watch()
                 self._pump()
                 await asyncio.sleep(WATCH_SECONDS)
+            await self._dispatcher.pools.written()
         finally:
             everyone = [*self._peers.workers, *self._peers.servers]
             for identity in [*everyone, *([self._peers.trainer] if self._peers.trainer else [])]:
                 self._channel.send(Drain(), to=identity)
             self._channel.close()
             context.destroy()  # waits for the drains to leave, as long as the sockets linger
+
+    def _send(self, header: Header, identity: bytes) -> None:
+        self._channel.send(header, to=identity)
 
     def _unexpected(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -162,7 +173,10 @@ class Coordinator:
             case EpisodeDone() if sender in self._peers.workers:
                 self._episode(sender, header, packet, now)
             case Loaded() if sender in self._peers.servers:
-                self._loaded(self._peers.servers[sender], header)
+                loaded = self._peers.servers[sender]
+                loaded.version, loaded.loading = header.version, None
+                self._reporter.loaded(header.seconds)
+                self._update_servers()
             case BatchRequest() if sender == self._peers.trainer:
                 if header.step != self._done + 1:
                     raise RunError(f"the trainer asks for step {header.step}; step {self._done + 1} is next")
@@ -198,21 +212,25 @@ class Coordinator:
             text = f"{hello.name} speaks protocol {hello.protocol}, this run {PROTOCOL_VERSION}; install one version"
             self._channel.send(Error(text=text, fatal=True), to=sender)
             raise WireError(text)
+        if hello.role == "server" and not self._serving.knows(hello.policy):
+            text = f"{hello.name} serves {hello.policy!r}; this run asks for {', '.join(self._config.served)}"
+            self._channel.send(Error(text=text, fatal=True), to=sender)
+            raise WireError(text)
         self._supervisor.heard(hello.name)
         self._channel.send(Welcome(), to=sender)
         match hello.role:
             case "worker":
                 self._lose(hello.name)  # it may come back before its death was noticed
                 self._peers.workers[sender] = WorkerPeer(hello.name, sender, now)
-                self._send_servers([sender])
+                self._serving.tell([sender])
             case "server":
                 self._lose(hello.name)
                 self._peers.servers[sender] = ServerPeer(
-                    hello.name, sender, now, hello.address, hello.max_model_len, hello.version
+                    hello.name, hello.policy, sender, now, hello.address, hello.max_model_len, hello.version
                 )
             case "trainer":
                 self._peers.trainer = sender
-                self._peers.offer = Offer(hello.version, hello.weights)
+                self._offer(hello.version, hello.weights)
         _logger.info("%s (pid %d) is there, version %d", hello.name, hello.pid, hello.version)
         self._update_servers()
 
@@ -223,35 +241,27 @@ class Coordinator:
 
     # ---------------------------------------------------------------- weights
 
-    def _loaded(self, server: ServerPeer, header: Loaded) -> None:
-        server.version = header.version
-        server.loading = None
-        self._reporter.loaded(header.seconds)
-        self._update_servers()
+    def _offer(self, version: int, path: str) -> None:
+        """Offer the trainer's weights to the servers, and take the snapshots of them that are due."""
+        self._serving.offer(self._config.learner, version, path)
+        if version >= self._schedule.warmup_steps:
+            self._dispatcher.pools.take_due(version, path)
 
     def _update_servers(self) -> None:
         """Ask servers that are behind to load, note what is published, tell workers whom to ask."""
-        offer = self._peers.offer
-        for server in self._peers.to_load():
-            assert offer is not None
-            self._channel.send(LoadWeights(version=offer.version, path=offer.path), to=server.identity)
-        published = self._peers.published
+        pools = self._dispatcher.pools.by_name.values()
+        for pool in pools:
+            if pool.version is not None:
+                self._serving.offer(pool.name, pool.version, str(pool.path(pool.version)))
+        self._serving.update()
+        for pool in pools:
+            pool.loaded = self._peers.published(pool.name)
+        published = self._serving.published.get(self._config.learner)
         if published is not None and published != self._published:
             self._published, self._progress = published, time.monotonic()
             remove_older(self._places.exchange, published)
             if self._training is None or self._training[0].number - 1 == published:
                 self._groups_held = self._training[0].groups if self._training else 0
-        announced = self._peers.announced(self._published)
-        addresses = sorted(server.address for server in announced)
-        if addresses != self._announced:
-            self._announced = addresses
-            self._send_servers(list(self._peers.workers))
-
-    def _send_servers(self, workers: list[bytes]) -> None:
-        lengths = [server.max_model_len for server in self._peers.servers.values()]
-        message = Servers(addresses=self._announced, max_model_len=min(lengths, default=0))
-        for identity in workers:
-            self._channel.send(message, to=identity)
 
     # ---------------------------------------------------------------- what can be done now
 
@@ -260,10 +270,11 @@ class Coordinator:
         number = (self._training[0].number if self._training else self._done) + 1
         if number <= self._last_step:
             step = self._schedule.step(number)
-            if step.warmup or self._announced:
+            if step.warmup or self._serving.models_are_there:
                 left = min(self._schedule.phase_end(number), self._last_step) - number + 1
                 if step.warmup or self._schedule.warmup_steps < number - 1 or self._groups_held == 0:
                     self._dispatcher.top_up(step, steps_left=left, in_training=self._groups_held)
+                    self._update_servers()  # pools may have gone on to another snapshot
                 self._issue(now)
         for group in self._dispatcher.groups.to_score():
             self._scorer.start(group)
@@ -312,7 +323,7 @@ class Coordinator:
         self._training, self._trainer_waits = (step, assembled), False
         self._groups_held += len(groups)
         self._progress = now
-        self._reporter.batch_sent(step, assembled)
+        self._reporter.batch_sent(step, assembled, self._dispatcher.ratings.tags(assembled.episodes))
 
     def _nothing_to_learn(self, step: Step, assembled: Assembled) -> None:
         """Let other groups be played in place of stale ones; end a run whose agents never say a word."""
@@ -340,7 +351,7 @@ class Coordinator:
         step, assembled = self._training
         self._training, self._done, self._progress = None, step.number, now
         if header.weights:
-            self._peers.offer = Offer(step.number, header.weights)
+            self._offer(step.number, header.weights)
         else:
             self._groups_held = 0
         numbers = {

@@ -6,7 +6,7 @@ discards what lies ahead of it there, and nothing else.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -81,8 +81,8 @@ class Reporter:
         """Note how long a policy server took to load weights."""
         self._load_seconds = seconds
 
-    def batch_sent(self, step: Step, assembled: Assembled) -> None:
-        """Record the episodes of a step."""
+    def batch_sent(self, step: Step, assembled: Assembled, ratings: Mapping[str, float]) -> None:
+        """Record the episodes of a step, and how the policies in them stand to each other."""
         if step.warmup != self._warmup:
             self._begin_phase(step)
         number = step.number - self._schedule.warmup_steps
@@ -99,7 +99,7 @@ class Reporter:
             self._tensorboard.text("samples/episodes", text, number)
             for episode in shown:
                 self._samples.write(record_of(episode, self._decode, step=number))
-        self._tensorboard.scalars(metrics, number)
+        self._tensorboard.scalars({**metrics, **({} if step.warmup else ratings)}, number)
         if not step.warmup:
             self._tensorboard.histogram("policy/age_histogram", assembled.ages, number)
 

@@ -6,7 +6,7 @@ import json
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +14,7 @@ from rich.console import Console
 from agentgym.config import Config
 from agentgym.config_file import save_config
 from agentgym.coordinator.launch import Places, latest_checkpoint, launch_all, read_state
+from agentgym.coordinator.lineup import Lineups, agents_of
 from agentgym.coordinator.process import Coordinator
 from agentgym.coordinator.report import Reporter
 from agentgym.coordinator.schedule import Schedule
@@ -21,10 +22,12 @@ from agentgym.coordinator.supervisor import Supervisor
 from agentgym.episode_json import SAMPLES, EpisodeWriter
 from agentgym.errors import ConfigError, RunError
 from agentgym.log import setup_logging
+from agentgym.messages import AgentId
 from agentgym.model import check_context, check_model
+from agentgym.policy.endpoint import api_key
 from agentgym.policy.scripted import load_scripted
 from agentgym.policy.template import ChatTokenizer
-from agentgym.registry import make, spec
+from agentgym.registry import spec
 from agentgym.rewards import check_rewards
 from agentgym.tensorboard import TensorBoard
 from agentgym.weights import exchange_folder
@@ -43,7 +46,7 @@ def train(config: Config, *, resume: bool, console: Console) -> None:
     checkpoint = latest_checkpoint(run_dir) if resume else None
     state = read_state(checkpoint) if checkpoint else None
     done = int(str(state["step"])) if state else 0
-    _check(config)
+    agents = _check(config)
     _prepare(config, resume=resume)
     with _places(run_dir) as places:
         setup_logging("coordinator", file=places.logs / "coordinator.log")
@@ -73,7 +76,7 @@ def train(config: Config, *, resume: bool, console: Console) -> None:
             decode=ChatTokenizer(config.model).decode,
         )
         try:
-            asyncio.run(_run(config, places, supervisor, reporter, done, state, checkpoint))
+            asyncio.run(_run(config, places, supervisor, reporter, agents, done, state, checkpoint))
         finally:
             supervisor.stop(STOP_SECONDS)
             board.close()
@@ -86,12 +89,19 @@ async def _run(
     places: Places,
     supervisor: Supervisor,
     reporter: Reporter,
+    agents: Sequence[AgentId],
     done: int,
     state: dict[str, object] | None,
     checkpoint: Path | None,
 ) -> None:
     coordinator = Coordinator(
-        config, places, supervisor=supervisor, reporter=reporter, first_step=done + 1, state=state
+        config,
+        places,
+        supervisor=supervisor,
+        reporter=reporter,
+        agents=agents,
+        first_step=done + 1,
+        state=state,
     )
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(coordinator.run())
@@ -114,15 +124,24 @@ async def _run(
         raise RunError("stopped at once on request; go on from the last checkpoint with --resume") from None
 
 
-def _check(config: Config) -> None:
-    """Look at what the other processes will need, so that what is wrong is said before one is started."""
-    info = check_model(config.model)
-    check_context(config.model, info, config.server.max_model_len)
-    make(config.env.id, **config.env.kwargs).close()
+def _check(config: Config) -> list[AgentId]:
+    """Look at what the other processes will need, so that what is wrong is said before one is started.
+
+    Returns:
+        The agents of the environment; empty where it does not name them beforehand.
+    """
+    for model in config.served.values():
+        check_context(model, check_model(model), config.server.max_model_len)
+    agents = agents_of(config)
     check_rewards(config, spec(config.env.id))
+    Lineups(config, agents).draw(group_id=0, task_index=0, seed=0)
+    for name in config.mapped:
+        if config.policies[name].kind == "endpoint":
+            api_key(name, config.policies[name])
     scripted = [policy.scripted for policy in config.policies.values() if policy.scripted is not None]
     for name in [*scripted, *([config.warmup.policy] if config.warmup.steps else [])]:
         load_scripted(name, config.run.seed, env_spec=spec(config.env.id))
+    return agents
 
 
 def _prepare(config: Config, *, resume: bool) -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from agentgym.config import Config, PolicyConfig
+from agentgym.config import Config
 from agentgym.coordinator.launch import checkpoint_model
+from agentgym.coordinator.lineup import Lineups
 from agentgym.coordinator.schedule import sampling_seed, task_seed
 from agentgym.errors import ConfigError
+from agentgym.policy_config import PolicyConfig
 from agentgym.protocol import Lease
 
 
@@ -28,19 +30,23 @@ class Plan:
         """What an evaluation must share with another one to go on with its file; the number of episodes may grow."""
         return {"config": self.config.model_dump(mode="json"), "group": self.group}
 
-    def leases(self) -> Iterator[Lease]:
+    def episode_keys(self) -> list[tuple[int, int]]:
+        """Return the task and the member of each episode."""
+        return [divmod(number, self.group) for number in range(self.episodes)]
+
+    def leases(self, lineups: Lineups) -> Iterator[Lease]:
         """Yield the episodes."""
         seed, env_key = self.config.run.seed, crc32(f"eval:{self.config.env.id}".encode())
-        for number in range(self.episodes):
-            task, member = divmod(number, self.group)
+        for number, (task, member) in enumerate(self.episode_keys()):
+            tasks_seed = task_seed(seed, env_key, task)
             yield Lease(
                 lease_id=number,
                 task_index=task,
-                seed=task_seed(seed, env_key, task),
+                seed=tasks_seed,
                 group_id=task,
                 member=member,
                 sampling_seed=sampling_seed(seed, task, member),
-                policies={"*": self.config.learner, **self.config.policy_mapping},
+                policies=lineups.draw(group_id=task, task_index=task, seed=tasks_seed),
             )
 
 
@@ -69,8 +75,3 @@ def with_policies(config: Config, players: Sequence[str], checkpoint: Path | Non
         who[config.learner] = PolicyConfig(model=str(checkpoint_model(checkpoint)))
     # Not validated again: a policy that is to be trained may be scripted here.
     return config.model_copy(update={"policies": {**config.policies, **who}})
-
-
-def playing(config: Config) -> list[str]:
-    """Return the policies that play an agent."""
-    return sorted({config.learner, *config.policy_mapping.values()})

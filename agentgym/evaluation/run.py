@@ -15,12 +15,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from agentgym.config import Config
+from agentgym.coordinator.lineup import Lineups, agents_of
 from agentgym.episode import EndReason, Episode
 from agentgym.episode_json import EpisodeRecord, EpisodeWriter, dialogue, read_episodes
 from agentgym.errors import ConfigError, EnvError
-from agentgym.evaluation.plan import Plan, playing
+from agentgym.evaluation.plan import Plan
 from agentgym.evaluation.summary import print_summary
 from agentgym.model import check_context, check_model
+from agentgym.policy.endpoint import api_key
 from agentgym.policy.scripted import load_scripted
 from agentgym.protocol import Lease
 from agentgym.registry import make, spec
@@ -46,11 +48,12 @@ def evaluate(plan: Plan, *, out: Path | None, console: Console) -> None:
         PolicyError: a policy server did not start, or died.
     """
     known = _played(plan, out) if out is not None else {}
-    left = [lease for lease in plan.leases() if (lease.task_index, lease.member) not in known]
+    left = [key for key in plan.episode_keys() if key not in known]
     if known:
         console.print(f"{out}: {len(known)} episodes are there, {len(left)} are missing", highlight=False)
     if left:
-        _check(plan.config)
+        lineups = _check(plan.config)
+        leases = [lease for lease in plan.leases(lineups) if (lease.task_index, lease.member) not in known]
         writer = EpisodeWriter(out, **plan.header) if out is not None else None
         with Progress(console=console, transient=True) as progress:
             bar = progress.add_task(plan.config.env.id, total=len(left))
@@ -62,7 +65,7 @@ def evaluate(plan: Plan, *, out: Path | None, console: Console) -> None:
                 progress.advance(bar)
 
             try:
-                asyncio.run(_play(plan.config, left, done))
+                asyncio.run(_play(plan.config, leases, done))
             finally:
                 if writer is not None:
                     writer.close()
@@ -86,7 +89,7 @@ def _played(plan: Plan, out: Path) -> dict[Key, Episode]:
             "or the settings that it was begun with"
         )
     episodes = (record.episode for record in file.records)
-    wanted = {(lease.task_index, lease.member) for lease in plan.leases()}
+    wanted = set(plan.episode_keys())
     return {
         key: e
         for e in episodes
@@ -94,26 +97,36 @@ def _played(plan: Plan, out: Path) -> dict[Key, Episode]:
     }
 
 
-def _check(config: Config) -> None:
-    """Look at what the play will need, so that what is wrong is said before a server is started."""
-    make(config.env.id, **config.env.kwargs).close()
-    for name in playing(config):
+def _check(config: Config) -> Lineups:
+    """Look at what the play will need, so that what is wrong is said before a server is started.
+
+    Returns:
+        Who plays whom.
+    """
+    for name in config.mapped:
         policy = config.policies[name]
-        if policy.scripted is not None:
-            load_scripted(policy.scripted, config.run.seed, env_spec=spec(config.env.id))
-        else:
-            folder = Path(policy.model or "")
-            check_context(folder, check_model(folder), config.server.max_model_len)
+        match policy.kind:
+            case "scripted":
+                load_scripted(policy.scripted or "", config.run.seed, env_spec=spec(config.env.id))
+            case "model":
+                folder = Path(policy.model or "")
+                check_context(folder, check_model(folder), config.server.max_model_len)
+            case "endpoint":
+                api_key(name, policy)
+            case "pool":
+                raise ConfigError(
+                    f"policies.{name} is a pool, which only a training run has; say who plays with --policy {name}=WHO"
+                )
+    return Lineups(config, agents_of(config))
 
 
 async def _play(config: Config, leases: Sequence[Lease], done: Callable[[EpisodeRecord], None]) -> None:
     async with contextlib.AsyncExitStack() as stack:
         served: dict[str, Served] = {}
         watches: list[asyncio.Task[Any]] = []
-        for name in playing(config):
-            model = config.policies[name].model
-            if model is not None:
-                server = await stack.enter_async_context(local_server(Path(model), config.server))
+        for name in config.mapped:
+            if config.policies[name].kind == "model":
+                server = await stack.enter_async_context(local_server(config.model_of(name), config.server))
                 served[name] = server.served
                 watches.append(asyncio.create_task(server.died()))
         crew = asyncio.create_task(_Tables(config, served, done).play(leases))
@@ -143,7 +156,7 @@ class _Tables:
         self._seating = Seating(
             config.env,
             self._spec,
-            config.policies,
+            {name: config.policies[name] for name in config.mapped},
             sampling=config.sampling,
             tokenizer=self._scripted_tokenizer,
             served=served,
@@ -152,7 +165,11 @@ class _Tables:
     async def play(self, leases: Sequence[Lease]) -> None:
         """Play all leases."""
         left = iter(leases)
-        await asyncio.gather(*(self._work(left) for _ in range(min(self._config.workers.slots, len(leases)))))
+        try:
+            tables = min(self._config.workers.slots, len(leases))
+            await asyncio.gather(*(self._work(left) for _ in range(tables)))
+        finally:
+            await self._seating.close()
 
     async def _work(self, leases: Iterator[Lease]) -> None:
         # One after the other in one environment, for as long as it can be used again.

@@ -31,7 +31,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from agentgym.config import ServerConfig
 from agentgym.errors import ModelError, PolicyError
-from agentgym.model import ModelInfo, check_context, check_model, model_shapes, weight_shapes
+from agentgym.model import ModelInfo, check_context, check_model, model_shapes, weight_files
 from agentgym.policy.client import Sampling
 from agentgym.policy.vllm_plugin import SERVER_PID_VARIABLE
 
@@ -179,7 +179,7 @@ class Engine:
         has exactly the new weights' probability; with "keep" the old ones are still attended to.
 
         Raises:
-            ModelError: the file does not hold this model's weights; nothing was changed.
+            ModelError: the file or folder does not hold this model's weights; nothing was changed.
         """
         self._check_file(path)
         recompute = self._config.kv_on_update == "recompute"
@@ -188,7 +188,8 @@ class Engine:
                 await self.llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
             # Requests made from here on reach vLLM behind the reload: they travel through the same pipe.
             self._version = version
-            [counts] = await self.llm.collective_rpc("agentgym_load_weights", args=(str(path),))
+            files = [str(file) for file in weight_files(path)]
+            [counts] = await self.llm.collective_rpc("agentgym_load_weights", args=(files,))
             # vLLM appends a hyphen and a random suffix to our request ids.
             sampled = {name.rpartition("-")[0]: count for name, count in counts.items()}
             for name, spans in self._spans.items():
@@ -220,7 +221,7 @@ class Engine:
 
     def _check_file(self, path: Path) -> None:
         # A load that fails half-way leaves a broken model behind, so everything is compared before.
-        found = weight_shapes(path)
+        found = model_shapes(path)
         wrong = [name for name in {**self._shapes, **found} if found.get(name) != self._shapes.get(name)]
         if wrong:
             name = min(wrong)

@@ -66,6 +66,7 @@ def run_server(
     model: Path,
     config: ServerConfig,
     bind: str,
+    policy: str = "",
     coordinator: str | None = None,
     name: str = "server",
     parent_pid: int | None = None,
@@ -78,6 +79,7 @@ def run_server(
         model: a Hugging Face folder.
         config: the `server` section.
         bind: where workers reach it: an ipc:// or loopback tcp:// address; tcp port * takes a free one.
+        policy: the policy that it answers for.
         coordinator: the coordinator's address; None serves workers only.
         name: who it is in logs.
         parent_pid: end when this process is no longer the parent; None for servers started by hand.
@@ -94,6 +96,7 @@ def run_server(
             model=model,
             config=config,
             bind=bind,
+            policy=policy,
             coordinator=coordinator,
             name=name,
             heartbeat_interval=heartbeat_interval,
@@ -107,6 +110,7 @@ async def serve(
     model: Path,
     config: ServerConfig,
     bind: str,
+    policy: str = "",
     coordinator: str | None = None,
     name: str = "server",
     heartbeat_interval: float = 1.0,
@@ -134,7 +138,7 @@ async def serve(
     server = PolicyServer(engine, bind, context)
     logger.info("%s serves %s at %s", name, model, server.address)
     try:
-        await _until_drained(server, link, name, heartbeat_interval, silence_timeout)
+        await _until_drained(server, link, name, policy, heartbeat_interval, silence_timeout)
     finally:
         server.close()
         if link is not None:
@@ -263,7 +267,12 @@ class PolicyServer:
 
 
 async def _until_drained(
-    server: PolicyServer, link: CoordinatorLink | None, name: str, interval: float, silence_timeout: float
+    server: PolicyServer,
+    link: CoordinatorLink | None,
+    name: str,
+    policy: str,
+    interval: float,
+    silence_timeout: float,
 ) -> None:
     """Report to the coordinator and do what it orders; return after it ordered to drain."""
     loads: set[asyncio.Task[None]] = set()
@@ -278,7 +287,7 @@ async def _until_drained(
             raise RunError(f"the coordinator refused {name}: {link.refusal}")
         if link.silence > silence_timeout:
             raise RunError(f"the coordinator was silent for {link.silence:.0f} s; {name} ends")
-        link.tell(Heartbeat(stats=server.stats) if link.welcomed else _hello(server, name))
+        link.tell(Heartbeat(stats=server.stats) if link.welcomed else _hello(server, name, policy))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(interval):
                 order = await link.orders.get()
@@ -301,13 +310,14 @@ async def _load(engine: "Engine", link: CoordinatorLink, order: LoadWeights) -> 
         link.tell(Loaded(version=order.version, seconds=time.monotonic() - start))
 
 
-def _hello(server: PolicyServer, name: str) -> Hello:
+def _hello(server: PolicyServer, name: str, policy: str) -> Hello:
     return Hello(
         role="server",
         name=name,
         protocol=PROTOCOL_VERSION,
         pid=os.getpid(),
         address=server.address,
+        policy=policy,
         version=server.engine.version,
         max_model_len=server.engine.max_model_len,
     )

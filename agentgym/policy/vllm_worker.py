@@ -6,6 +6,7 @@ two engine steps. So one call can change the weights and tell exactly how many t
 
 import logging
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -32,22 +33,29 @@ class WeightLoader:
         logging.getLogger(initialize_layerwise_reload.__module__).setLevel(logging.ERROR)
         self.model_runner.requests = Requests(self.model_runner.requests)
 
-    def agentgym_load_weights(self, path: str) -> dict[str, int]:
-        """Load a safetensors file with Hugging Face names in place of the current weights.
+    def agentgym_load_weights(self, paths: list[str]) -> dict[str, int]:
+        """Load safetensors files with Hugging Face names in place of the current weights.
 
         Returns:
             By request id of the engine: the tokens sampled so far, all of them with the old weights. Requests
             that are not named have none yet.
         """
         model = self.model_runner.get_model()
-        with torch.no_grad(), safe_open(path, "pt") as weights:
+        with torch.no_grad():
             initialize_layerwise_reload(model)
-            model.load_weights((name, weights.get_tensor(name)) for name in weights.keys())  # noqa: SIM118
+            model.load_weights(_tensors(paths))
             finalize_layerwise_reload(model, self.model_config)
         if current_platform.is_cpu():
             repack_tied_head(model)
         requests: Requests = self.model_runner.requests
         return requests.token_counts()
+
+
+def _tensors(paths: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    for path in paths:
+        with safe_open(path, "pt") as weights:
+            for name in weights.keys():  # noqa: SIM118
+                yield name, weights.get_tensor(name)
 
 
 class Requests(dict[str, Any]):

@@ -14,11 +14,12 @@ from typing import NoReturn
 
 import zmq
 
-from agentgym.config import Config, EnvConfig, PolicyConfig, SamplingConfig, ServerConfig
+from agentgym.config import Config, EnvConfig, SamplingConfig, ServerConfig
 from agentgym.config_file import save_config
 from agentgym.errors import PolicyError
 from agentgym.policy.client import PolicyClient
 from agentgym.policy.template import ChatTokenizer
+from agentgym.policy_config import PolicyConfig
 from agentgym.tiny_model import init_model
 from agentgym.worker.seating import Served
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.markdown import Markdown
 
-from agentgym.config import EnvConfig, PolicyConfig, SamplingConfig, ServerConfig
+from agentgym.config import EnvConfig, SamplingConfig, ServerConfig
 from agentgym.errors import ConfigError
 from agentgym.metrics import render_episode
 from agentgym.model import check_model
 from agentgym.policy.client import Policy
 from agentgym.policy.template import ChatTokenizer
+from agentgym.policy_config import PolicyConfig
 from agentgym.protocol import Lease
 from agentgym.registry import make, spec
 from agentgym.rewards import Rewards

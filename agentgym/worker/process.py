@@ -70,13 +70,14 @@ class Worker:
         self._address = coordinator
         self._spec: EnvSpec = spec(config.env.id)
         self._rewards = Rewards.of(config.env, self._spec)
-        self._tokenizer = ChatTokenizer(config.model)
+        tokenizers = {model: ChatTokenizer(model) for model in {config.model, *config.served.values()}}
+        self._tokenizers = {policy: tokenizers[model] for policy, model in config.served.items()}
         self._seating = Seating(
             config.env,
             self._spec,
-            config.policies,
+            {name: config.policies[name] for name in {*config.mapped, *config.policies_to_train}},
             sampling=config.sampling,
-            tokenizer=self._tokenizer,
+            tokenizer=tokenizers[config.model],
             trained=config.policies_to_train,
         )
         self._calls = EnvCalls(2 * config.workers.slots)
@@ -84,7 +85,8 @@ class Worker:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._unacknowledged: set[int] = set()
-        self._client: PolicyClient | None = None
+        self._clients: dict[str, PolicyClient] = {}
+        """By policy that is served."""
         self._channel: Channel | None = None
         self._welcomed = asyncio.Event()
         self._ended = asyncio.Event()
@@ -102,9 +104,10 @@ class Worker:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = open_socket(context, zmq.DEALER)
         socket.connect(self._address)
-        self._client = PolicyClient(context=context)
+        self._clients = {policy: PolicyClient(context=context) for policy in self._config.served}
         self._seating.served = {
-            self._config.learner: Served(self._client, self._tokenizer, self._config.server.max_model_len)
+            policy: Served(client, self._tokenizers[policy], self._config.server.max_model_len)
+            for policy, client in self._clients.items()
         }
         self._channel = Channel(socket, self._receive, self._garbage)
         limits = self._config.coordinator
@@ -149,14 +152,15 @@ class Worker:
     async def _end(self) -> None:
         """Stop the plays, which nobody wants any more, and close what is open."""
         assert self._channel is not None
-        assert self._client is not None
         plays = list(self._tasks.values())
         for play in plays:
             play.cancel()
         await asyncio.gather(*plays, return_exceptions=True)
         await asyncio.gather(*self._closing, *map(self._close, self._idle))
         self._channel.close()
-        self._client.close()
+        for client in self._clients.values():
+            client.close()
+        await self._seating.close()
 
     def _receive(self, packet: Packet) -> None:
         self._heard = time.monotonic()
@@ -165,10 +169,10 @@ class Worker:
             case Welcome():
                 self._welcomed.set()
             case Servers():
-                served = self._seating.served[self._config.learner]
-                served.max_model_len = header.max_model_len or served.max_model_len
-                assert self._client is not None
-                self._client.set_servers(header.addresses)
+                for policy, client in self._clients.items():
+                    client.set_servers(header.addresses.get(policy, []))
+                    served = self._seating.served[policy]
+                    served.max_model_len = header.max_model_len or served.max_model_len
             case Lease():
                 self._tasks[header.lease_id] = asyncio.create_task(self._play(header))
             case Ack():

@@ -13,6 +13,7 @@ from agentgym.episode import NOT_SAMPLED, EndReason, Trajectory, Turn
 from agentgym.errors import PolicyError, PolicyUnavailableError
 from agentgym.messages import AgentId, Message, ToolSchema, system
 from agentgym.policy.client import Completion, Policy, Sampling
+from agentgym.policy.endpoint import Endpoint
 from agentgym.policy.scripted import ScriptedPolicy
 from agentgym.policy.template import ChatTokenizer
 from agentgym.policy.tokens import Conversation, Span
@@ -48,6 +49,9 @@ class Limits:
     """See `env.max_observation_chars`."""
 
 
+Player = Policy | ScriptedPolicy | Endpoint
+
+
 class Seat:
     """An agent and the policy that plays it."""
 
@@ -55,7 +59,7 @@ class Seat:
         self,
         agent: AgentId,
         policy: str,
-        player: Policy | ScriptedPolicy,
+        player: Player,
         *,
         trainable: bool,
         tokenizer: ChatTokenizer,
@@ -85,13 +89,20 @@ class Seat:
         if len(self._turns) >= self._limits.max_turns:
             return EndReason.MAX_TURNS
         conversation = self._hear(new)
-        # What a teacher says is read by the model that is trained; an opponent's words never are.
+        # What a teacher says is read by the model that is trained; the words of an opponent never are.
         room = self._limits.max_tokens - len(conversation.prompt)
-        if room < 1 and (self._trainable or not _is_scripted(self._player)):
+        if room < 1 and (self._trainable or not _is_worded(self._player)):
             return EndReason.CONTEXT if self._limits.context else EndReason.MAX_TOKENS
-        if _is_scripted(self._player):
-            return self._scripted(self._player, conversation, info)
-        return await self._sampled(self._player, conversation, room)
+        if not _is_worded(self._player):
+            return await self._sampled(self._player, conversation, room)
+        if not isinstance(self._player, Endpoint):
+            message = self._scripted(self._player, conversation, info)
+            self._write_down(message, "scripted", conversation)
+            return message
+        start, timeout = self._clock(), self._limits.request_timeout
+        message, finish = await self._player.chat(conversation.messages, self._tools, timeout=timeout)
+        self._write_down(message, finish, conversation, self._clock() - start)
+        return message
 
     def earn(self, reward: float, info: Mapping[str, Any]) -> None:
         """Credit the agent's latest turn, and take over the numbers in the environment's info."""
@@ -154,13 +165,18 @@ class Seat:
             raise PolicyError(
                 f"policy {self._policy!r} answered {message!r:.100}; expected {{'role': 'assistant', 'content': text}}"
             )
+        return message
+
+    def _write_down(
+        self, message: Message, finish: str, conversation: Conversation, seconds: float = 0.0
+    ) -> None:
+        """Record an answer that came as words, in the tokens that our model would use for them."""
         tokens = self._tokenizer.encode_answer(message)
         unsampled = np.full(len(tokens), NOT_SAMPLED, np.int32)
         span = conversation.append_sampled(
             tokens, np.zeros(len(tokens), np.float32), unsampled, message=message
         )
-        self._turns.append(_Draft(span, message, "scripted"))
-        return message
+        self._turns.append(_Draft(span, message, finish, seconds))
 
     async def _sampled(self, player: Policy, conversation: Conversation, room: int) -> Message:
         prompt, routes_start = conversation.prompt, conversation.routes_start
@@ -205,5 +221,6 @@ def shortened(text: str, limit: int) -> str:
     return f"{text[:head]}\n[... {left_out} characters left out ...]\n{text[head + left_out :]}"
 
 
-def _is_scripted(player: Policy | ScriptedPolicy) -> TypeIs[ScriptedPolicy]:
-    return hasattr(player, "act")  # isinstance on a protocol costs more than a scripted answer
+def _is_worded(player: Player) -> TypeIs[ScriptedPolicy | Endpoint]:
+    """Whether a player answers with messages, not with tokens."""
+    return not hasattr(player, "complete")  # isinstance on a protocol costs more than a scripted answer

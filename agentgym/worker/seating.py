@@ -8,15 +8,17 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from agentgym.config import EnvConfig, PolicyConfig, SamplingConfig
+from agentgym.config import EnvConfig, SamplingConfig
 from agentgym.messages import AgentId
 from agentgym.policy.client import Policy, Sampling
-from agentgym.policy.scripted import ScriptedPolicy, load_scripted
+from agentgym.policy.endpoint import Endpoint
+from agentgym.policy.scripted import load_scripted
 from agentgym.policy.template import ChatTokenizer
+from agentgym.policy_config import PolicyConfig
 from agentgym.protocol import Lease
 from agentgym.registry import EnvSpec
 from agentgym.worker.driver import Driver
-from agentgym.worker.seat import Limits, Seat
+from agentgym.worker.seat import Limits, Player, Seat
 
 DEFAULT_MAX_TURNS = 32
 
@@ -45,7 +47,11 @@ class Seating:
         served: Mapping[str, Served] | None = None,
         trained: Collection[str] = (),
     ) -> None:
-        """Know the policies by name; those with a `model` must be `served`, those in `trained` are trainable."""
+        """Know the policies by name; models and pools must be `served`, those in `trained` are trainable.
+
+        Raises:
+            ConfigError: the API key of an endpoint is missing.
+        """
         self._env = env
         self._spec = env_spec
         self._policies = policies
@@ -53,6 +59,11 @@ class Seating:
         self._tokenizer = tokenizer
         self._trained = trained
         self.served: Mapping[str, Served] = served or {}
+        self._endpoints = {
+            name: Endpoint(name, policy, sampling)
+            for name, policy in policies.items()
+            if policy.kind == "endpoint"
+        }
 
     def seat(self, agent: AgentId, driver: Driver, lease: Lease) -> Seat:
         """Return a new seat for an agent of the episode of `lease`.
@@ -60,12 +71,13 @@ class Seating:
         Raises:
             ConfigError: there is no such scripted policy.
         """
-        policy = lease.policies.get(agent) or lease.policies["*"]
+        name = lease.policies.get(agent) or lease.policies["*"]
+        policy, _, _ = name.partition("@")  # a pool's snapshot: which one its servers hold is not ours to say
         served = self.served.get(policy)
         tokenizer = served.tokenizer if served else self._tokenizer
         return Seat(
             agent,
-            policy,
+            name,
             self._player(policy, agent, lease),
             trainable=policy in self._trained,
             tokenizer=tokenizer,
@@ -75,10 +87,15 @@ class Seating:
             tools=driver.tools(agent),
         )
 
-    def _player(self, policy: str, agent: AgentId, lease: Lease) -> Policy | ScriptedPolicy:
+    async def close(self) -> None:
+        """Close the connections to endpoints; those of the served policies are their owner's."""
+        for endpoint in self._endpoints.values():
+            await endpoint.close()
+
+    def _player(self, policy: str, agent: AgentId, lease: Lease) -> Player:
         scripted = self._policies[policy].scripted or lease.teacher
         if not scripted:
-            return self.served[policy].client
+            return self._endpoints.get(policy) or self.served[policy].client
         player = load_scripted(scripted, lease.sampling_seed, env_spec=self._spec)
         player.reset(agent, lease.seed)
         return player

@@ -1,7 +1,9 @@
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import config_of, episode_of
+from builders import config_of, episode_of, trajectory_of, within
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -67,6 +69,76 @@ def test_members_of_a_group_play_the_same_task_with_seeds_of_their_own() -> None
 def test_warm_up_leases_name_the_teacher() -> None:
     dispatcher, _ = filled(small_config(warmup={"steps": 1, "policy": "expert"}))
     assert issued(dispatcher, 1)[0].teacher == "expert"
+
+
+def test_members_of_a_group_play_the_same_policies_and_groups_take_turns_with_the_seats() -> None:
+    config = small_config(
+        policies={"foe": {"scripted": "random"}},
+        policy_mapping={"b": {"foe": 0.5, "learner": 0.5}},
+        seat_rotation=True,
+    )
+    dispatcher = Dispatcher(config, agents=["a", "b"])
+    dispatcher.top_up(Schedule(config).step(1), steps_left=100, in_training=0)
+    leases = issued(dispatcher, TASKS * (STALENESS + 1) * MEMBERS)
+    by_group: dict[int, list[dict[str, str]]] = {}
+    for lease in leases:
+        by_group.setdefault(lease.group_id, []).append(lease.policies)
+    assert all(members == [members[0]] * MEMBERS for members in by_group.values())
+    with_foe = {group: members[0] for group, members in by_group.items() if "foe" in members[0].values()}
+    assert with_foe
+    for group, policies in with_foe.items():
+        assert policies["ab"[group % 2]] == "learner"
+
+
+def test_groups_against_a_pool_wait_for_its_snapshot_and_keep_their_order(tmp_path: Path) -> None:
+    config = small_config(policies={"past": {"pool": "learner"}}, policy_mapping={"b": "past"})
+    dispatcher, step = Dispatcher(config, snapshots=tmp_path), Schedule(config).step(1)
+    pool = dispatcher.pools.by_name["past"]
+
+    async def first_weights() -> None:
+        dispatcher.pools.take_due(0, "")
+        await dispatcher.pools.written()
+
+    for ready in (lambda: None, lambda: within(5, first_weights())):
+        ready()
+        dispatcher.top_up(step, steps_left=100, in_training=0)
+        assert dispatcher.groups.open == 0
+    pool.loaded = pool.version
+    dispatcher.top_up(step, steps_left=100, in_training=0)
+    leases = issued(dispatcher, TASKS * (STALENESS + 1) * MEMBERS)
+    assert {lease.policies["b"] for lease in leases} == {"past@0"}
+    assert [lease.task_index for lease in leases[::MEMBERS]] == list(range(TASKS * (STALENESS + 1)))
+
+
+def test_matches_are_rated_and_a_checkpoint_keeps_the_ratings() -> None:
+    config = small_config(policies={"foe": {"scripted": "random"}}, policy_mapping={"b": "foe"})
+    dispatcher = Dispatcher(config)
+    dispatcher.top_up(Schedule(config).step(1), steps_left=1, in_training=0)
+    for lease in issued(dispatcher, 2):
+        mine = trajectory_of([1.0], agent="a")
+        foes = trajectory_of([0.0], agent="b", policy="foe", trainable=False)
+        match = episode_of(trajectories=[mine, foes], group=lease.group_id, member=lease.member)
+        dispatcher.take_in(lease.lease_id, WORKER, match, 0.0)
+    assert dispatcher.ratings.win_rate("learner", "foe") == 1.0
+    again = Dispatcher(config, json.loads(json.dumps(dispatcher.state())))
+    assert again.ratings.matrix() == {"learner": {"foe": 1.0}, "foe": {"learner": 0.0}}
+    assert again.ratings.elo == dispatcher.ratings.elo
+
+
+def test_a_teachers_matches_are_not_the_learners() -> None:
+    config = small_config(
+        policies={"foe": {"scripted": "random"}}, policy_mapping={"b": "foe"}, warmup={"steps": 1}
+    )
+    dispatcher = Dispatcher(config)
+    dispatcher.top_up(Schedule(config).step(1), steps_left=1, in_training=0)
+    (lease,) = issued(dispatcher, 1)
+    match = episode_of(
+        trajectories=[trajectory_of([1.0], agent="a"), trajectory_of([0.0], agent="b", policy="foe")],
+        group=lease.group_id,
+        member=lease.member,
+    )
+    dispatcher.take_in(lease.lease_id, WORKER, match, 0.0)
+    assert (dispatcher.counts["ok"], dispatcher.ratings.matrix()) == (1, {})
 
 
 def test_a_step_is_taken_when_all_of_its_groups_are_ready() -> None:

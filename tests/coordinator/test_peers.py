@@ -1,15 +1,15 @@
 from agentgym.coordinator.peers import Offer, Peers, ServerPeer, WorkerPeer
 
 
-def server_of(name: str, version: int = 0, heard: float = 0.0) -> ServerPeer:
-    return ServerPeer(name, name.encode(), heard, f"ipc://{name}", 64, version)
+def server_of(name: str, version: int = 0, heard: float = 0.0, policy: str = "learner") -> ServerPeer:
+    return ServerPeer(name, policy, name.encode(), heard, f"ipc://{name}", 64, version)
 
 
 def peers_of(*servers: ServerPeer, offer: int | None = None) -> Peers:
     peers = Peers()
     peers.servers = {server.identity: server for server in servers}
     if offer is not None:
-        peers.offer = Offer(offer, f"weights-{offer}" if offer else "")
+        peers.offers["learner"] = Offer(offer, f"weights-{offer}" if offer else "")
     return peers
 
 
@@ -19,20 +19,20 @@ def names(servers: list[ServerPeer]) -> list[str]:
 
 def test_a_version_is_published_when_every_connected_server_has_it() -> None:
     old, new = server_of("old", 3), server_of("new", 4)
-    assert peers_of(old, new).published is None
-    assert peers_of(offer=4).published is None
+    assert peers_of(old, new).published("learner") is None
+    assert peers_of(offer=4).published("learner") is None
     peers = peers_of(old, new, offer=4)
-    assert peers.published is None
+    assert peers.published("learner") is None
     old.version = 4
-    assert peers.published == 4
+    assert peers.published("learner") == 4
 
 
 def test_a_server_is_asked_once_for_a_version() -> None:
     peers = peers_of(server_of("a", 3), server_of("b", 4), offer=4)
-    assert names(peers.to_load()) == ["a"]
+    assert names([server for server, _ in peers.to_load()]) == ["a"]
     assert peers.to_load() == []
-    peers.offer = Offer(5, "weights-5")
-    assert names(peers.to_load()) == ["a", "b"]
+    peers.offers["learner"] = Offer(5, "weights-5")
+    assert names([server for server, _ in peers.to_load()]) == ["a", "b"]
 
 
 def test_the_model_folders_own_weights_are_not_loaded() -> None:
@@ -42,9 +42,9 @@ def test_the_model_folders_own_weights_are_not_loaded() -> None:
 
 def test_workers_may_ask_servers_with_the_published_or_the_offered_version() -> None:
     peers = peers_of(server_of("stale", 2), server_of("published", 3), server_of("offered", 4), offer=4)
-    assert names(peers.announced(ever_published=3)) == ["published", "offered"]
-    assert names(peers.announced(ever_published=None)) == ["offered"]
-    assert peers_of(server_of("a", 0)).announced(None) == []
+    assert names(peers.announced("learner", ever_published=3)) == ["published", "offered"]
+    assert names(peers.announced("learner", ever_published=None)) == ["offered"]
+    assert peers_of(server_of("a", 0)).announced("learner", None) == []
 
 
 def test_the_worker_with_the_most_credits_is_the_next() -> None:

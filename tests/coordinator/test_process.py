@@ -178,18 +178,18 @@ def test_workers_hear_only_of_servers_with_weights_in_use(tmp_path: Path) -> Non
         async with play(small_run(), tmp_path) as cast:
             worker, server, late, trainer = cast.worker(), cast.server(), cast.server(), cast.trainer()
             await worker.hello("worker", "worker-0")
-            assert (await worker.next(Servers)).addresses == []
+            assert (await worker.next(Servers)).addresses == {"learner": []}
             may_load = asyncio.Event()
             cast.start(server.serve("server-0"))
             await trainer.hello("trainer", "trainer", version=4, weights="w4")
-            assert (await worker.next(Servers)).addresses == ["ipc://server-0"]
+            assert (await worker.next(Servers)).addresses == {"learner": ["ipc://server-0"]}
             assert [order.version for order in server.loaded] == [4]
             cast.start(late.serve("server-1", may_load=may_load))
             assert await worker.probe() == []
             may_load.set()
-            assert (await worker.next(Servers)).addresses == ["ipc://server-0", "ipc://server-1"]
+            assert (await worker.next(Servers)).addresses["learner"] == ["ipc://server-0", "ipc://server-1"]
             replaced = cast.server()
             await replaced.hello("server", "server-0", address="ipc://server-0b", max_model_len=32)
-            assert (await worker.next(Servers)).addresses == ["ipc://server-1"]
+            assert (await worker.next(Servers)).addresses["learner"] == ["ipc://server-1"]
 
     within(30, scene())

@@ -31,7 +31,7 @@ def test_tensorboard_has_one_clock_whose_step_0_ends_the_warm_up(tmp_path: Path)
         assembled = assemble(
             [plays], algorithm=config.algorithm, warmup=step.warmup, version=number - 1, max_staleness=1
         )
-        reporter.batch_sent(step, assembled)
+        reporter.batch_sent(step, assembled, {"rating/elo/learner": 1010.0})
         done = StepDone(step=number, metrics={"loss": float(number), "seconds": 0.1})
         reporter.step_done(step, assembled, done, {"policy/version": float(number)})
     board.close()
@@ -44,6 +44,7 @@ def test_tensorboard_has_one_clock_whose_step_0_ends_the_warm_up(tmp_path: Path)
     assert curves["train/loss"] == [(1, 3.0), (2, 4.0)]
     assert curves["episode/reward"] == [(1, 0.5), (2, 0.5)]
     assert curves["policy/age_mean"] == [(1, 0.0), (2, 0.0)]
+    assert [step for step, _ in curves["rating/elo/learner"]] == [1, 2]
     assert [event.step for event in events.Tensors("samples/episodes")] == [1]
     kept = read_episodes(tmp_path / SAMPLES).records
     assert [(record.fields["step"], record.episode.member) for record in kept] == [(1, 0), (1, 0)]

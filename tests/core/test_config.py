@@ -59,9 +59,31 @@ def test_the_smallest_configuration_has_defaults_for_the_rest(tmp_path: Path) ->
         ("[policies]\nopponent = 3", "policies.opponent: Input should be a valid dictionary"),
         (
             "[policies.both]\nmodel = 'x'\nscripted = 'y'",
-            "policies.both: give exactly one of `model` and `scripted`",
+            "policies.both: give exactly one of `model`, `scripted`, `pool` and `endpoint`, not model and scripted",
         ),
-        ("[policies.neither]", "policies.neither: give exactly one of `model` and `scripted`"),
+        (
+            "[policies.neither]",
+            "policies.neither: give exactly one of `model`, `scripted`, `pool` and `endpoint`",
+        ),
+        (
+            "[policies.three]\npool = 'learner'\nscripted = 'x'\nendpoint = 'http://a'\nmodel = 'm'",
+            "policies.three: give exactly one of .*, not endpoint and pool and scripted",
+        ),
+        (
+            "[policies.judge]\nendpoint = 'http://a/v1'",
+            "policies.judge: with `endpoint` say in `model` which",
+        ),
+        ("[policies.judge]\nendpoint = 'a/v1'\nmodel = 'm'", "policies.judge.endpoint: String should match"),
+        (
+            "[policies.foe]\nscripted = 'x'\nkeep = 3",
+            "policies.foe: `keep` goes with `pool`; this policy is of the kind `scripted`",
+        ),
+        ("[policies.foe]\nmodel = 'x'\napi_key_env = 'K'", "`api_key_env` goes with `endpoint`"),
+        (
+            "[policies.past]\npool = 'learner'\nsample = 'best'",
+            "policies.past.sample: Input should be 'uniform', 'latest'",
+        ),
+        ("[policies.'a@b']\nscripted = 'x'", "policies.a@b.[key]: String should match pattern"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_with_what_would_be_right(
@@ -96,8 +118,25 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         ({"policies": {"learner": {"scripted": "random"}}}, r"set policies\.learner\.model"),
         ({"policy_mapping": {"a": "boss"}}, r"policy_mapping\.a = 'boss'; known policies: \['learner'\]"),
         (
-            {"policies": {"b": {"model": "m"}}, "policy_mapping": {"a": "b"}},
-            r"policies\.b has a model but is not in policies_to_train",
+            {"policies": {"b": {"scripted": "s"}}, "policy_mapping": {"a": {"b": 0.5, "learner": 0.4}}},
+            r"the probabilities of policy_mapping\.a sum to 0\.9, not to 1",
+        ),
+        ({"policy_mapping": {"a": {"learner": 0.5, "b": 0.5}}}, r"policy_mapping\.a = 'b'; known policies"),
+        (
+            {"policies": {"b": {"scripted": "s"}}, "policy_mapping": {"a": "b", "*": "b"}},
+            r"policy_mapping lets no agent play 'learner', which is to be trained",
+        ),
+        (
+            {"policies": {"b": {"scripted": "s"}, "past": {"pool": "b"}}},
+            r"policies\.past\.pool = 'b'; a pool holds snapshots of one of policies_to_train: \['learner'\]",
+        ),
+        (
+            {"policy_mapping_fn": "a:b", "seat_rotation": True},
+            r"takes the place of policy_mapping and seat_rotation",
+        ),
+        (
+            {"policy_mapping_fn": "a:b", "policy_mapping": {"a": "learner"}},
+            r"takes the place of policy_mapping",
         ),
         (
             {"rollout": {"group_size": 1}},
@@ -182,6 +221,39 @@ def test_the_resolved_settings_are_read_back_as_they_were(tmp_path: Path, path: 
     save_config(config, tmp_path / "config.json")
     assert load_config(tmp_path / "config.json") == config
     assert json.loads((tmp_path / "config.json").read_text())["algorithm"]["clip_low"] == 0.3
+
+
+def test_each_policy_that_servers_answer_for_has_a_model_folder() -> None:
+    policies = {
+        "past": {"pool": "pupil"},
+        "pupil": {"model": "a"},
+        "frozen": {"model": "b"},
+        "unused": {"model": "c"},
+        "judge": {"endpoint": "http://localhost:1/v1", "model": "d"},
+        "random": {"scripted": "random"},
+    }
+    mapping = {"x": {"past": 0.5, "random": 0.5}, "y": "frozen", "z": "judge"}
+    config = config_of(policies=policies, policies_to_train=["pupil"], policy_mapping=mapping)
+    assert config.served == {"pupil": Path("a"), "frozen": Path("b"), "past": Path("a")}
+    assert next(iter(config.served)) == "pupil"
+    assert config.mapped == {"past", "random", "frozen", "judge", "pupil"}
+    kinds = {name: policy.kind for name, policy in config.policies.items()}
+    assert kinds == {
+        "learner": "model",
+        "past": "pool",
+        "pupil": "model",
+        "frozen": "model",
+        "unused": "model",
+        "judge": "endpoint",
+        "random": "scripted",
+    }
+
+
+def test_a_function_may_let_any_policy_play() -> None:
+    policies = {"past": {"pool": "learner"}, "random": {"scripted": "random"}}
+    config = config_of(policies=policies, policy_mapping_fn="my:mapping")
+    assert config.mapped == {"learner", "past", "random"}
+    assert list(config.served) == ["learner", "past"]
 
 
 def test_every_key_has_a_description() -> None:

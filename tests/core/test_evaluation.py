@@ -8,12 +8,13 @@ import pytest
 from builders import config_of
 from rich.console import Console
 
-from agentgym.config import Config, PolicyConfig
+from agentgym.config import Config
 from agentgym.episode import EndReason, Episode, Status
 from agentgym.episode_json import EpisodeRecord, EpisodeWriter, read_episodes
 from agentgym.errors import ConfigError
 from agentgym.evaluation.plan import Plan, with_policies
 from agentgym.evaluation.run import evaluate
+from agentgym.policy_config import PolicyConfig
 
 GUESS = "agentgym/GuessNumber-v0"
 DUEL: dict[str, Any] = {
@@ -134,6 +135,24 @@ def test_who_plays_can_be_named_on_the_command_line(tmp_path: Path) -> None:
     config = with_policies(config_of("agentgym/TicTacToe-v0", **DUEL), [f"foe={tmp_path / 'model'}"], None)
     assert config.policies["foe"] == PolicyConfig(model=str(tmp_path / "model"))
     assert config.policies["learner"] == PolicyConfig(model="model")
+
+
+def test_seats_rotate_and_opponents_are_drawn_as_in_a_training(tmp_path: Path) -> None:
+    duel = {**DUEL, "seat_rotation": True}
+    run(Plan(scripted("agentgym/TicTacToe-v0", "expert", **duel), 6, 1), tmp_path / "e.jsonl")
+    for record in read_episodes(tmp_path / "e.jsonl").records:
+        first = {t.agent: t.policy for t in record.episode.trajectories}["player_1"]
+        assert first == ("learner", "foe")[record.episode.task_index % 2]
+
+
+def test_a_pool_has_nobody_to_play_outside_of_its_run() -> None:
+    config = scripted(
+        policies={"past": {"pool": "learner"}}, policy_mapping={"agent": "learner", "*": "past"}
+    )
+    with pytest.raises(
+        ConfigError, match=r"policies\.past is a pool, .* say who plays with --policy past=WHO"
+    ):
+        evaluate(Plan(config, 1, 1), out=None, console=Console(file=io.StringIO()))
 
 
 def test_the_last_checkpoint_of_a_run_can_play(tmp_path: Path) -> None:

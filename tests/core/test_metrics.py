@@ -38,6 +38,23 @@ def test_agents_that_are_not_trained_are_shown_alone() -> None:
     assert (metrics["episode/reward"], metrics["agent/Env-v0/b/reward"]) == (1.0, 5.0)
 
 
+def test_policies_that_are_not_trained_have_numbers_of_their_own_and_snapshots_of_a_pool_share_them() -> None:
+    episodes = [
+        episode_of(
+            trajectories=[
+                trajectory_of([1.0], agent=seats[0]),
+                trajectory_of([reward], agent=seats[1], policy=policy, trainable=False),
+            ]
+        )
+        for seats, policy, reward in (("ab", "past@5", 2.0), ("ba", "past@10", 4.0), ("ab", "random", -1.0))
+    ]
+    metrics = episode_metrics(episodes)
+    assert metrics["episode/reward"] == 1.0
+    assert (metrics["opponent/past/reward"], metrics["opponent/random/reward"]) == (3.0, -1.0)
+    assert metrics["agent/Env-v0/b/reward"] == (2.0 + 1.0 - 1.0) / 3
+    assert not any(tag.startswith("opponent/learner") for tag in metrics)
+
+
 def test_branches_of_an_agent_are_one_play() -> None:
     pieces = [trajectory_of([1.0, 1.0]), trajectory_of([3.0], branch=1)]
     metrics = episode_metrics([episode_of(trajectories=pieces)])

@@ -35,7 +35,7 @@ ONE_OF_EACH: dict[str, Header] = {
         protocol.Heartbeat(stats={"busy": 0.5}),
         protocol.Error(text="no", fatal=True),
         protocol.Drain(),
-        protocol.Servers(addresses=["ipc://a", "ipc://b"], max_model_len=64),
+        protocol.Servers(addresses={"learner": ["ipc://a", "ipc://b"], "past": []}, max_model_len=64),
         protocol.Ready(credits=3),
         protocol.Lease(
             lease_id=1, task_index=2, seed=3, group_id=4, member=5, sampling_seed=6, policies={"*": "noisy"}

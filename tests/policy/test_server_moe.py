@@ -23,7 +23,7 @@ from policy_builders import (
 
 from agentgym.errors import PolicyError
 from agentgym.policy.client import Completion, PolicyClient, Sampling
-from agentgym.protocol import Error, Healthy
+from agentgym.protocol import Error, Healthy, Loaded, LoadWeights
 from agentgym.wire import open_socket, unpack
 
 PROMPT = [2, 40, 41, 42, 1, 3, 50, 51, 52, 53, 1, 4]
@@ -135,7 +135,10 @@ def test_logprobs_and_routes_are_right_after_live_updates(server: RunningServer,
         assert answer.versions.tolist() == [version] * 40
         assert answer.routes is not None
         assert same_routes(answer.routes, new, [*PROMPT, *answer.tokens.tolist()])
-    server.load(5, server.model)
+    server.tell(LoadWeights(version=5, path=str(server.model)))  # a model folder, as a pool's version 0 is
+    assert server.expect(Loaded).version == 5
+    answer = complete(server, PROMPT, Sampling(max_tokens=20))
+    assert np.abs(answer.logprobs - reference_logprobs(server.model, PROMPT, answer.tokens)).max() <= 1e-5
 
 
 def test_a_file_with_other_weights_is_refused_and_nothing_changes(server: RunningServer, tmp_path: Path):

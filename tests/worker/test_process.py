@@ -307,7 +307,7 @@ def test_the_learner_is_asked_at_the_servers_that_the_coordinator_names(tmp_path
         tokenizer = ChatTokenizer(model)
         async with desk(tmp_path, model, sampling={"max_tokens": 9, "temperature": 0.5}) as d:
             server = Office(d.context, f"ipc://{tmp_path}/server")
-            await d.open(Servers(addresses=[server.address], max_model_len=300))
+            await d.open(Servers(addresses={"learner": [server.address]}, max_model_len=300))
             d.send(lease_of(1))
             asked = await server.packet()
             wanted = asked.expect(Generate)

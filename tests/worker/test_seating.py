@@ -1,11 +1,16 @@
+from typing import Any
+
 import pytest
 from builders import lease_of, within
+from http_server import Answering, Heard, completion, listening
 from stage import FakePolicy, of
 
-from agentgym.config import EnvConfig, PolicyConfig, SamplingConfig
-from agentgym.episode import EndReason, Episode
+from agentgym.config import EnvConfig, SamplingConfig
+from agentgym.episode import NOT_SAMPLED, EndReason, Episode
 from agentgym.errors import ConfigError
+from agentgym.messages import assistant
 from agentgym.policy.template import ChatTokenizer
+from agentgym.policy_config import PolicyConfig
 from agentgym.protocol import Lease
 from agentgym.registry import make, spec
 from agentgym.worker.calls import EnvCalls
@@ -24,12 +29,16 @@ SEATS = ("player_1", "player_2")
 
 
 def seating_of(
-    tokenizer: ChatTokenizer, *, env: EnvConfig | None = None, served: dict[str, Served] | None = None
+    tokenizer: ChatTokenizer,
+    *,
+    env: EnvConfig | None = None,
+    policies: dict[str, PolicyConfig] = POLICIES,
+    served: dict[str, Served] | None = None,
 ) -> Seating:
     return Seating(
         env or EnvConfig(id=TICTACTOE),
         spec(TICTACTOE),
-        POLICIES,
+        policies,
         sampling=SamplingConfig(max_tokens=4),
         tokenizer=tokenizer,
         served=served,
@@ -37,12 +46,13 @@ def seating_of(
     )
 
 
-def play(seating: Seating, lease: Lease) -> Episode:
+def rollout_of(seating: Seating, lease: Lease) -> Rollout:
     driver = DRIVERS["aec"](make(TICTACTOE))
-    rollout = Rollout(
-        lease, driver, config=EnvConfig(id=TICTACTOE), calls=EnvCalls(1), make_seat=seating.seat
-    )
-    return within(20, rollout.play()).episode
+    return Rollout(lease, driver, config=EnvConfig(id=TICTACTOE), calls=EnvCalls(1), make_seat=seating.seat)
+
+
+def play(seating: Seating, lease: Lease) -> Episode:
+    return within(20, rollout_of(seating, lease).play()).episode
 
 
 @pytest.mark.parametrize("seat", SEATS)
@@ -79,6 +89,21 @@ def test_only_policies_in_training_are_trainable(tokenizer: ChatTokenizer) -> No
     assert frozen.prompts
 
 
+def test_a_snapshot_is_played_by_its_pools_servers_and_named_with_its_version(
+    tokenizer: ChatTokenizer,
+) -> None:
+    past = FakePolicy(tokenizer, "1", version=40)
+    seating = seating_of(
+        tokenizer,
+        policies={**POLICIES, "past": PolicyConfig(pool="learner")},
+        served={"past": Served(past, tokenizer, 500)},
+    )
+    episode = play(seating, lease_of(policies={"player_1": "past@40", "player_2": "random"}))
+    trajectory = of(episode, "player_1")
+    assert (trajectory.policy, trajectory.trainable) == ("past@40", False)
+    assert set(trajectory.versions[trajectory.loss_mask]) == {40}
+
+
 def test_in_a_warm_up_the_teacher_plays_for_models_and_scripted_opponents_stay(
     tokenizer: ChatTokenizer,
 ) -> None:
@@ -111,3 +136,47 @@ def test_a_scripted_policy_that_does_not_exist_is_named(tokenizer: ChatTokenizer
     driver.reset(1)
     with pytest.raises(ConfigError, match="no scripted policy 'grandmaster'"):
         seating_of(tokenizer).seat("player_1", driver, lease_of(teacher="grandmaster"))
+
+
+def test_an_endpoints_words_are_logged_in_our_tokens_and_never_trained(tokenizer: ChatTokenizer) -> None:
+    heard = []
+
+    async def answer(request: Heard) -> tuple[int, Any]:
+        heard.append(request.body["messages"])
+        return 200, completion("5", "stop")
+
+    episode = against_an_endpoint(tokenizer, answer)
+    trajectory = of(episode, "player_2")
+    assert (trajectory.policy, trajectory.trainable) == ("judge", False)
+    assert (trajectory.versions == NOT_SAMPLED).all()
+    turn = trajectory.turns[0]
+    assert tokenizer.decode(trajectory.tokens[turn.start : turn.end].tolist()) == "5<|end|>"
+    assert (turn.message, turn.finish_reason) == (assistant("5"), "stop")
+    assert turn.seconds > 0.0
+    assert [message["role"] for message in heard[0]] == ["system", "user"]
+
+
+def test_an_endpoint_that_refuses_fails_the_episode_and_is_named(tokenizer: ChatTokenizer) -> None:
+    async def answer(_: Heard) -> tuple[int, Any]:
+        return 401, "who are you?"
+
+    episode = against_an_endpoint(tokenizer, answer)
+    assert episode.end_reason is EndReason.POLICY_FAILED
+    assert "policy 'judge': http://127.0.0.1:" in episode.error
+    assert episode.error.endswith("/v1/chat/completions answered 401: who are you?")
+
+
+def against_an_endpoint(tokenizer: ChatTokenizer, answer: Answering) -> Episode:
+    """A scripted player moves first, an endpoint second."""
+
+    async def scene() -> Episode:
+        async with listening(answer) as url:
+            policies = {**POLICIES, "judge": PolicyConfig(endpoint=url, model="m")}
+            seating = seating_of(tokenizer, policies=policies)
+            lease = lease_of(policies={"player_1": "expert", "player_2": "judge"})
+            try:
+                return (await rollout_of(seating, lease).play()).episode
+            finally:
+                await seating.close()
+
+    return within(20, scene())

@@ -1,0 +1,78 @@
+"""A run whose learner plays against snapshots of itself, with stand-ins for its processes."""
+
+from pathlib import Path
+
+from builders import episode_of, trajectory_of, within
+from live_run import play, small_run
+from wire_peers import FakeServer
+
+from agentgym.episode import Episode
+from agentgym.protocol import Error, Hello, Lease
+from agentgym.wire import PROTOCOL_VERSION
+
+POLICIES = {"past": {"pool": "learner", "every": 1, "keep": 2, "sample": "latest"}}
+
+
+def match(lease: Lease, learner: FakeServer, past: FakeServer) -> Episode:
+    """The learner against the snapshot that the lease names, which its server must hold."""
+    foe = lease.policies["player_2"]
+    assert foe == f"past@{past.version}"
+    return episode_of(
+        trajectories=[
+            trajectory_of([float(lease.member)], agent="player_1", versions=learner.version),
+            trajectory_of([0.5], agent="player_2", policy=foe, versions=past.version, trainable=False),
+        ],
+        group=lease.group_id,
+        member=lease.member,
+        task_index=lease.task_index,
+    )
+
+
+def test_the_learner_meets_snapshots_of_itself_and_is_trained_alone(tmp_path: Path) -> None:
+    async def scene() -> None:
+        config = small_run(policies=POLICIES, policy_mapping={"player_2": "past"}, run={"steps": 6})
+        async with play(config, tmp_path) as cast:
+            worker, trainer = cast.worker(), cast.trainer()
+            learner, past = cast.server(), cast.server()
+            cast.start(
+                worker.work(play=lambda lease: match(lease, learner, past)),
+                learner.serve(),
+                past.serve("server-past-0", policy="past"),
+                trainer.train(cast.run.places.exchange),
+            )
+            await cast.everyone_is_done()
+            assert [len(batch.lengths) for batch in trainer.batches] == [4] * 6, (
+                "two groups of two, one agent"
+            )
+            # Every round of two groups met one snapshot, and the first one met the model folder itself.
+            met = [lease.policies["player_2"] for lease in worker.played]
+            rounds = [met[at : at + 4] for at in range(0, len(met), 4)]
+            assert all(len(set(each)) == 1 for each in rounds)
+            assert met[0] == "past@0"
+            assert len(set(met)) >= 3
+            # The snapshots are files of the run, no more than `keep` beside the one in use.
+            snapshots = cast.run.places.snapshots / "past"
+            assert all(Path(order.path).parent == snapshots for order in past.loaded)
+            assert 2 <= len(list(snapshots.iterdir())) <= 3
+            assert {order.version for order in learner.loaded} >= {1, 2, 3, 4, 5}
+            state = trainer.batches[-1].state
+            assert len(state["pools"]["past"]["snapshots"]) == 2
+            assert state["ratings"]["elo"].keys() >= set(met)
+
+    within(30, scene())
+
+
+def test_a_server_of_another_policy_is_refused(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with play(small_run(), tmp_path) as cast:
+            peer = cast.peer()
+            peer.send(hello_of("stranger"))
+            error = await peer.next(Error)
+            assert error.fatal
+            assert error.text == "server-x serves 'stranger'; this run asks for learner"
+
+    within(30, scene())
+
+
+def hello_of(policy: str) -> Hello:
+    return Hello(role="server", name="server-x", protocol=PROTOCOL_VERSION, pid=1, policy=policy)
