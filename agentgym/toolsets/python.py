@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import importlib.util
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentgym.errors import ConfigError
 from agentgym.tool_runner import Toolset
@@ -73,6 +73,7 @@ class Python(Toolset):
         started = time.monotonic()
         try:
             value = session.feed_run(code, print_callback=printed)
+            shown = "" if value is None else _repr(session, value)
         except pydantic_monty.MontyCrashedError as error:
             self.close()
             cause = f"the code ran longer than {self._timeout:g} s" if error.timed_out else str(error)
@@ -87,9 +88,7 @@ class Python(Toolset):
                 self.close()
                 raise ToolError(f"{cause}; all variables are lost") from error
             raise ToolError(f"{printed.output}{error.display('traceback')}") from error
-        except pydantic_monty.MontyError as error:  # a value without a form outside of the sandbox
-            raise ToolError(str(error)) from error
-        return printed.output + ("" if value is None else repr(value)) or "(no output)"
+        return printed.output + shown or "(no output)"
 
     def _start(self) -> "pydantic_monty.MontySession":
         import pydantic_monty
@@ -111,3 +110,18 @@ class Python(Toolset):
             self._opened = opened.pop_all()
         self._session = session
         return session
+
+
+def _repr(session: "pydantic_monty.MontySession", value: Any) -> str:
+    """Return the value's repr, made within the sandbox and its limits: a small value may have an endless one."""
+    import pydantic_monty
+
+    try:
+        return str(session.feed_run("repr(_)", inputs={"_": value}))
+    except (
+        pydantic_monty.MontyConversionError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ):  # it does not go back in
+        return f"<{type(value).__name__}>"

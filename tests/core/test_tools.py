@@ -2,11 +2,15 @@
 
 import asyncio
 import enum
+import json
+import textwrap
 import threading
+from typing import Any
 
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+import agentgym.tools
 from agentgym.errors import EnvError
 from agentgym.messages import assistant, tool_call
 from agentgym.tool_runner import marked_tools
@@ -260,3 +264,21 @@ def test_sampled_actions_are_valid_calls(shop):
         assert action in space
         for call in action.get("tool_calls", []):
             tools[call["function"]["name"]].parse(call["function"]["arguments"])
+
+
+def test_the_example_of_the_module_plays():
+    names: dict[str, Any] = {}
+    exec(textwrap.dedent(agentgym.tools.__doc__.split("\n\n", 1)[1].split("\n\nThe model reads")[0]), names)
+    env = names["Shop"]()
+    question, _ = env.reset(seed=3)
+    assert question == "What does tea cost?"
+    assert [schema["function"]["name"] for schema in env.tools] == [
+        "convert",
+        "calculate",
+        "look_up",
+        "submit",
+    ]
+    content, _ = only_answer(env, "look_up", '{"item": "tea"}')
+    price = json.dumps({"amount": int(content.split()[1]), "currency": "USD"})
+    euros = only_answer(env, "convert", price)[0]
+    assert env.step(calls(("submit", f'{{"euros": {euros}}}')))[1:3] == (1.0, True)

@@ -98,6 +98,34 @@ def test_code_that_takes_all_memory_is_stopped_and_the_episode_goes_on(sandbox, 
     assert run(sandbox, "1 + 1") == "2"
 
 
+def test_a_value_whose_text_would_fill_the_memory_is_stopped_in_the_sandbox(sandbox):
+    answer = run(sandbox, "a = [0] * 100\nfor _ in range(6): a = [a] * 100\na")
+    assert answer.startswith("Error: ")
+    assert answer.endswith("all variables are lost")
+    assert run(sandbox, "1 + 1") == "2"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class A: pass\nA()",
+        "lambda x: x",
+        "a = []\na.append(a)\na",
+        "len",
+        "{1: (2, {3}), 'b': b'x'}",
+        "import datetime\ndatetime.date(2020, 1, 2)",
+        "ValueError('x')",
+        "range(3)",
+        "2.0 ** 0.5",
+        "...",
+    ],
+)
+def test_any_value_can_be_shown(sandbox, code):
+    answer = run(sandbox, code)
+    assert answer
+    assert not answer.startswith("Error: ")
+
+
 def test_printing_without_end_is_stopped(sandbox):
     assert run(sandbox, "while True: print('y' * 1000)").startswith("Error: ")
     assert run(sandbox, "1 + 1") == "2"
