@@ -9,6 +9,9 @@ from agentgym.messages import AgentId
 Illegal = Literal["retry", "penalty", "forfeit"]
 """What follows an illegal answer; see `agentgym.wrappers`."""
 
+Choices = Sequence[str] | Callable[..., Sequence[str]]
+"""All answers that can ever be legal, or a function of (env,) or (env, agent) to those that are legal now."""
+
 OTHERS_ILLEGAL = "Another answer was illegal. Answer again."
 """What an agent with a legal answer reads where agents act at once and the step is not played."""
 
@@ -16,15 +19,14 @@ OTHERS_ILLEGAL = "Another answer was illegal. Answer again."
 class Referee:
     """Judges the answers of one environment, episode by episode."""
 
-    def __init__(
-        self, choices: Sequence[str], illegal: Illegal, illegal_reward: float, max_retries: int
-    ) -> None:
-        """Take the menu, which may be empty, and the rule. Raises ConfigError for a rule that there is not."""
+    def __init__(self, choices: Choices, illegal: Illegal, illegal_reward: float, max_retries: int) -> None:
+        """Take the menu and the rule. Raises ConfigError for a rule that there is not."""
         if illegal not in get_args(Illegal):
             raise ConfigError(f"illegal = {illegal!r}; use one of {', '.join(get_args(Illegal))}")
         if max_retries < 0:
             raise ConfigError(f"max_retries = {max_retries}; use 0 or more")
-        self.choices = tuple(choices)
+        self.choices = () if callable(choices) else tuple(choices)
+        self._legal_now = choices if callable(choices) else None
         self._illegal = illegal
         self._illegal_reward = illegal_reward
         self._max_retries = max_retries
@@ -41,9 +43,11 @@ class Referee:
         """Whether an illegal answer has ended the episode."""
         return bool(self._forfeits)
 
-    def legal(self, parse: Callable[[str], Any]) -> list[str]:
-        """Return the choices that `parse` accepts now."""
-        return [text for text in self.choices if parse(text) is not None]
+    def legal(self, *seat: Any, parse: Callable[..., Any]) -> list[str]:
+        """Return the answers that are legal now for a seat: (env,) or (env, agent); none where no menu is known."""
+        if self._legal_now is not None:
+            return list(self._legal_now(*seat))
+        return [text for text in self.choices if parse(*seat, text) is not None]
 
     def accept(self, agents: Iterable[AgentId]) -> None:
         """Begin a new turn of the agents, whose answers were legal and are played."""

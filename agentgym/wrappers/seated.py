@@ -9,7 +9,7 @@ import numpy as np
 from agentgym.env import AgentObservation
 from agentgym.messages import AgentId, user
 from agentgym.spaces import Text, agent_observation_space
-from agentgym.wrappers.referee import Illegal, Referee
+from agentgym.wrappers.referee import Choices, Illegal, Referee
 
 Describe = Callable[[Any, AgentId, Any], str]
 """(env, agent, observation) to what the agent reads."""
@@ -22,8 +22,8 @@ Success = Callable[[Any, AgentId, float], float]
 class Seated:
     """A view of a PettingZoo environment; `agentgym.wrappers` says how illegal answers are dealt with.
 
-    Where there are `choices`, observations have an "action_mask" over them, and `info["legal"]` of an agent that
-    must answer lists the legal ones.
+    Where there are `choices`, `info["legal"]` of an agent that must answer lists those that are legal now, and where
+    all of them are listed, observations have an "action_mask" over them.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class Seated:
         describe: Describe,
         parse: Parse,
         *,
-        choices: Sequence[str] = (),
-        prompt: str | None = None,
+        choices: Choices = (),
+        prompt: str | Callable[[AgentId], str] | None = None,
         success: Success | None = None,
         illegal: Illegal = "retry",
         illegal_reward: float = -1.0,
@@ -46,7 +46,8 @@ class Seated:
             describe: Writes what an agent sees.
             parse: Reads an answer.
             choices: All answers that can ever be legal, where they can be listed; `parse` decides which are now.
-            prompt: The system prompt, the same for every agent.
+                Or a function (env, agent) to the legal ones, where the menu changes.
+            prompt: The system prompt, or a function of the agent where it is not the same for all.
             success: Says how well an agent did.
             illegal: The rule for illegal answers.
             illegal_reward: What it pays.
@@ -63,7 +64,7 @@ class Seated:
         self._observation_spaces = {
             a: agent_observation_space(mask_size=mask_size) for a in self.possible_agents
         }
-        self._action_spaces = {a: Text(choices=choices) for a in self.possible_agents}
+        self._action_spaces = {a: Text(choices=self._referee.choices) for a in self.possible_agents}
 
     def observation_space(self, agent: AgentId) -> gymnasium.Space[Any]:
         """Return the space of the agent's messages, with a mask where there are choices."""
@@ -74,16 +75,16 @@ class Seated:
         return self._action_spaces[agent]
 
     def system_prompt(self, agent: AgentId) -> str | None:
-        """Return the prompt, which is the same for every agent."""
-        return self._prompt
+        """Return the agent's prompt."""
+        return self._prompt(agent) if callable(self._prompt) else self._prompt
 
     def close(self) -> None:
         """Close the wrapped environment."""
         self.env.close()
 
     def _legal(self, agent: AgentId) -> list[str]:
-        """Return the choices that are legal for an agent now."""
-        return self._referee.legal(lambda text: self._parse(self.env, agent, text))
+        """Return the answers that are legal for an agent now."""
+        return self._referee.legal(self.env, agent, parse=self._parse)
 
     def _view(self, text: str | None, legal: Sequence[str]) -> AgentObservation:
         """Return the observation of an agent that reads `text`, or nothing."""

@@ -1,12 +1,12 @@
 """A Gymnasium environment as text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from agentgym.env import Env, action_text
 from agentgym.messages import SINGLE_AGENT, Action
 from agentgym.spaces import Text
-from agentgym.wrappers.referee import Illegal, Referee
+from agentgym.wrappers.referee import Choices, Illegal, Referee
 
 Describe = Callable[[Any, Any], str]
 """(env, observation) to what the agent reads."""
@@ -28,7 +28,7 @@ class TextWrapper(Env):
         describe: Describe,
         parse: Parse,
         *,
-        choices: Sequence[str] = (),
+        choices: Choices = (),
         prompt: str | None = None,
         success: Success | None = None,
         illegal: Illegal = "retry",
@@ -42,6 +42,7 @@ class TextWrapper(Env):
             describe: Writes what the agent sees.
             parse: Reads an answer.
             choices: All answers that can ever be legal, where they can be listed; `parse` decides which are now.
+                Or a function (env) to the legal ones, where the menu changes.
             prompt: The system prompt.
             success: Says how well the agent did.
             illegal: The rule for illegal answers.
@@ -50,11 +51,11 @@ class TextWrapper(Env):
         """
         self.env = env
         self.system_prompt = prompt
-        self.action_space = Text(choices=choices)
         self._describe = describe
         self._parse = parse
         self._success = success
         self._referee = Referee(choices, illegal, illegal_reward, max_retries)
+        self.action_space = Text(choices=self._referee.choices)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -91,7 +92,7 @@ class TextWrapper(Env):
         self.env.close()
 
     def _offer(self, info: dict[str, Any]) -> None:
-        """Write the legal choices into the info."""
-        self._legal = self._referee.legal(lambda text: self._parse(self.env, text))
-        if self._referee.choices:
+        """Write the legal answers into the info, where they are known."""
+        self._legal = self._referee.legal(self.env, parse=self._parse)
+        if self._legal:
             info["legal"] = self._legal

@@ -5,6 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentgym.messages import AgentId
+from agentgym.wrappers.referee import Choices
+
 _AROUND_ANSWERS = string.whitespace + ".!\"'`"
 
 
@@ -12,8 +15,8 @@ _AROUND_ANSWERS = string.whitespace + ".!\"'`"
 class View:
     """A pair of `describe` and `parse` with what belongs to it; see `agentgym.wrappers` for their arguments."""
 
-    prompt: str
-    choices: Sequence[str]
+    prompt: str | Callable[[AgentId], str]
+    choices: Choices
     describe: Callable[..., str]
     parse: Callable[..., Any]
     success: Callable[..., float]
@@ -38,9 +41,15 @@ def take_rule(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def chosen(text: str, choices: Sequence[str]) -> int | None:
-    """Return which of the choices a text is; case, space and punctuation around it do not matter."""
-    answer = text.strip(_AROUND_ANSWERS).casefold()
-    return next((i for i, choice in enumerate(choices) if choice.casefold() == answer), None)
+    """Return which of the choices a text is; space and punctuation around it do not matter.
+
+    Nor does the case, unless two choices differ by nothing else.
+    """
+    answer = text.strip(_AROUND_ANSWERS)
+    if answer in choices:
+        return choices.index(answer)
+    alike = [i for i, choice in enumerate(choices) if choice.casefold() == answer.casefold()]
+    return alike[0] if len(alike) == 1 else None
 
 
 def won(outcome: float) -> float:
