@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym.episode import checksum
+from agentgym.episode import PER_TOKEN, check_joined, checksum, joined
 from agentgym.errors import IntegrityError
 
-PER_TOKEN = ("tokens", "loss_mask", "logprobs", "versions", "advantages", "weights")
+SAMPLE_ARRAYS = PER_TOKEN | {"sampled": "bool", "advantages": "float32", "weights": "float32"}
+"""The arrays [K] of every sample, and their dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +54,17 @@ class Sample:
 
 
 def concatenate(samples: Sequence[Sample]) -> dict[str, NDArray[Any] | None]:
-    """Return the arrays of a batch message."""
-    arrays: dict[str, NDArray[Any] | None] = {
-        name: np.concatenate([getattr(sample, name) for sample in samples])
-        for name in (*PER_TOKEN, "sampled")
-    }
-    routes = [sample.routes for sample in samples if sample.routes is not None]
-    arrays["routes"] = np.concatenate(routes) if len(routes) == len(samples) else None
-    return arrays
+    """Return the arrays of a batch message.
+
+    Raises:
+        IntegrityError: some samples have routes and others have none.
+    """
+    routed = sum(sample.routes is not None for sample in samples)
+    if routed not in (0, len(samples)):
+        raise IntegrityError(
+            f"{len(samples) - routed} of {len(samples)} samples have no routes, the others have"
+        )
+    return joined(samples, SAMPLE_ARRAYS)
 
 
 def split(arrays: dict[str, NDArray[Any]], lengths: Sequence[int], checksums: Sequence[int]) -> list[Sample]:
@@ -69,14 +73,12 @@ def split(arrays: dict[str, NDArray[Any]], lengths: Sequence[int], checksums: Se
     Raises:
         IntegrityError: an array is missing or the lengths do not add up.
     """
-    missing = {*PER_TOKEN, "sampled"} - arrays.keys()
+    if len(lengths) != len(checksums):
+        raise IntegrityError(f"a batch of {len(lengths)} samples has {len(checksums)} checksums")
     total = sum(lengths)
-    wrong = [name for name, array in arrays.items() if len(array) != total]
-    if missing or wrong or len(lengths) != len(checksums):
-        raise IntegrityError(f"a batch of {total} tokens lacks {sorted(missing)}; of other lengths: {wrong}")
-    ends = np.cumsum(lengths)
+    check_joined(arrays, SAMPLE_ARRAYS, total, routed=total if "routes" in arrays else 0)
     samples = []
-    for length, end, crc in zip(lengths, ends, checksums, strict=True):
+    for length, end, crc in zip(lengths, np.cumsum(lengths), checksums, strict=True):
         part: dict[str, Any] = {name: array[end - length : end] for name, array in arrays.items()}
         samples.append(Sample(**{"routes": None, **part}, checksum=crc))
     return samples

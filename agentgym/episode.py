@@ -12,7 +12,7 @@ checksum over ids, mask, log-probabilities, versions and routes travels from the
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -180,6 +180,43 @@ class Episode:
     def agents(self) -> list[AgentId]:
         """The agents that took part, in the order of their first trajectory."""
         return list(dict.fromkeys(t.agent for t in self.trajectories))
+
+
+PER_TOKEN = {"tokens": "int32", "loss_mask": "bool", "logprobs": "float32", "versions": "int32"}
+"""The arrays [K] of every trajectory, and their dtypes."""
+
+
+def joined(records: Sequence[Any], dtypes: Mapping[str, str]) -> dict[str, NDArray[Any] | None]:
+    """Return the arrays of several trajectories or samples as one message has them: concatenated along the tokens.
+
+    The routes are those of the records that have some.
+    """
+    arrays: dict[str, NDArray[Any] | None] = {
+        name: np.concatenate([getattr(record, name) for record in records]) for name in dtypes
+    }
+    routes = [record.routes for record in records if record.routes is not None]
+    arrays["routes"] = np.concatenate(routes) if routes else None
+    return arrays
+
+
+def check_joined(
+    arrays: Mapping[str, NDArray[Any]], dtypes: Mapping[str, str], tokens: int, routed: int
+) -> None:
+    """Raise IntegrityError where the arrays of a message are not [tokens], or the routes not [routed, L, k]."""
+    for name, dtype in dtypes.items():
+        array = arrays.get(name)
+        if array is None or array.dtype != dtype or array.shape != (tokens,):
+            raise IntegrityError(f"{name} is {_shape(array)}; expected {dtype}[{tokens}]")
+    routes = arrays.get("routes")
+    if (routes is None and routed) or (
+        routes is not None
+        and (routes.dtype not in ("uint8", "uint16") or routes.ndim != 3 or len(routes) != routed)
+    ):
+        raise IntegrityError(f"routes is {_shape(routes)}; expected uint8 or uint16 [{routed}, L, k]")
+
+
+def _shape(array: NDArray[Any] | None) -> str:
+    return "missing" if array is None else f"{array.dtype}{list(array.shape)}"
 
 
 def no_route(dtype: np.dtype[Any]) -> int:

@@ -4,16 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentgym.episode import EndReason, Episode, Trajectory, Turn
+from agentgym.episode import PER_TOKEN, EndReason, Episode, Trajectory, Turn, check_joined, joined
 from agentgym.errors import IntegrityError, WireError
 
-PER_TOKEN = {"tokens": "int32", "loss_mask": "bool", "logprobs": "float32", "versions": "int32"}
-"""The arrays [K] of every trajectory, and their dtypes."""
-ROUTES = ("uint8", "uint16")
 TURN_FIELDS = tuple(field.name for field in fields(Turn))
 
 
@@ -50,11 +46,7 @@ class _EpisodeFields(BaseModel):
 def encode_episode(episode: Episode) -> tuple[dict[str, Any], dict[str, NDArray[Any] | None]]:
     """Return the header fields and arrays of an episode."""
     trajectories = episode.trajectories
-    arrays: dict[str, NDArray[Any] | None] = {}
-    if trajectories:
-        arrays = {name: np.concatenate([getattr(t, name) for t in trajectories]) for name in PER_TOKEN}
-        routes = [t.routes for t in trajectories if t.routes is not None]
-        arrays["routes"] = np.concatenate(routes) if routes else None
+    arrays = joined(trajectories, PER_TOKEN) if trajectories else {}
     header = {
         "env_id": episode.env_id,
         "task_index": episode.task_index,
@@ -109,16 +101,13 @@ def decode_episode(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
 def _trajectories(
     described: Sequence[_TrajectoryFields], arrays: Mapping[str, NDArray[Any]]
 ) -> Iterator[Trajectory]:
-    total = sum(d.length for d in described)
-    routed = sum(d.length for d in described if d.routed)
-    for name, dtype in PER_TOKEN.items() if described else ():
-        if name not in arrays or arrays[name].dtype != dtype or arrays[name].shape != (total,):
-            raise ValueError(f"{name} is {_shape(arrays.get(name))}; expected {dtype}[{total}]")
+    check_joined(
+        arrays,
+        PER_TOKEN if described else {},
+        tokens=sum(d.length for d in described),
+        routed=sum(d.length for d in described if d.routed),
+    )
     routes = arrays.get("routes")
-    if routes is None and routed:
-        raise ValueError(f"there are no routes for the {routed} tokens of routed trajectories")
-    if routes is not None and (routes.dtype not in ROUTES or routes.ndim != 3 or len(routes) != routed):
-        raise ValueError(f"routes are {_shape(routes)}; expected uint8 or uint16 [{routed}, L, k]")
     start, row = 0, 0
     for d in described:
         end, next_row = start + d.length, row + d.length * d.routed
@@ -132,7 +121,3 @@ def _trajectories(
             **{name: arrays[name][start:end] for name in PER_TOKEN},
         )
         start, row = end, next_row
-
-
-def _shape(array: NDArray[Any] | None) -> str:
-    return "missing" if array is None else f"{array.dtype}{list(array.shape)}"

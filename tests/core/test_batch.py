@@ -57,14 +57,21 @@ def test_a_batch_whose_arrays_do_not_fit_is_refused() -> None:
     samples = [sample_of(1), sample_of(2)]
     arrays = {name: array for name, array in concatenate(samples).items() if array is not None}
     sums = [s.checksum for s in samples]
-    with pytest.raises(
-        IntegrityError, match=r"a batch of 15 tokens lacks \['weights'\]; of other lengths: \[\]"
-    ):
+    with pytest.raises(IntegrityError, match=r"weights is missing; expected float32\[15\]"):
         split({name: array for name, array in arrays.items() if name != "weights"}, [5, 10], sums)
-    with pytest.raises(IntegrityError, match=r"of other lengths: \['tokens'\]"):
+    with pytest.raises(IntegrityError, match=r"tokens is int32\[14\]; expected int32\[15\]"):
         split({**arrays, "tokens": arrays["tokens"][1:]}, [5, 10], sums)
-    with pytest.raises(IntegrityError, match="a batch of 15 tokens"):
+    with pytest.raises(IntegrityError, match=r"weights is float64\[15\]; expected float32"):
+        split({**arrays, "weights": arrays["weights"].astype(np.float64)}, [5, 10], sums)
+    with pytest.raises(IntegrityError, match=r"routes is uint8\[14, 2, 2\]; expected uint8 or uint16 \[15,"):
+        split({**arrays, "routes": arrays["routes"][1:]}, [5, 10], sums)
+    with pytest.raises(IntegrityError, match="a batch of 2 samples has 1 checksums"):
         split(arrays, [5, 10], sums[:1])
+
+
+def test_samples_with_and_without_routes_make_no_batch() -> None:
+    with pytest.raises(IntegrityError, match="1 of 2 samples have no routes"):
+        concatenate([sample_of(1), sample_of(1, routes=False)])
 
 
 def test_microbatches_are_filled_with_the_longest_samples_first() -> None:
