@@ -116,12 +116,12 @@ def _repr(session: "pydantic_monty.MontySession", value: Any) -> str:
     """Return the value's repr, made within the sandbox and its limits: a small value may have an endless one."""
     import pydantic_monty
 
+    unshown = f"<{getattr(value, 'name', type(value).__name__)} object>"  # for what does not go back in
     try:
         return str(session.feed_run("repr(_)", inputs={"_": value}))
-    except (
-        pydantic_monty.MontyConversionError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ):  # it does not go back in
-        return f"<{type(value).__name__}>"
+    except (pydantic_monty.MontyConversionError, TypeError, ValueError):
+        return unshown
+    except pydantic_monty.MontyRuntimeError as error:
+        if isinstance(error.exception(), RuntimeError):
+            return unshown
+        raise
