@@ -119,7 +119,7 @@ def test_an_environment_that_is_stuck_cannot_score_its_episode(tokenizer: ChatTo
     env = Polite(lambda: let_go.wait(20) and says())
     stage = Stage(tokenizer, FakePolicy(tokenizer, "x"))
     stage.calls = stage.calls.of_one_env()
-    play = stage.play(env, episode_timeout=0.2)
+    play = stage.play(env, episode_timeout=2.0)
     let_go.set()
     assert (play.episode.end_reason, play.reusable) == (EndReason.ENV_FAILED, False)
     assert play.episode.error == (
