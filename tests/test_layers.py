@@ -50,8 +50,8 @@ LAYERS = [
     "check.run",
     # the process that joins them
     "advantages coordinator.groups coordinator.leases coordinator.lineup coordinator.peers coordinator.pools "
-    "coordinator.supervisor",
-    "coordinator.assemble coordinator.launch coordinator.schedule coordinator.scoring coordinator.serving",
+    "coordinator.schedule coordinator.store coordinator.supervisor",
+    "coordinator.assemble coordinator.launch coordinator.scoring coordinator.serving",
     "coordinator.dispatcher coordinator.report",
     "coordinator.status",
     "coordinator.process",
