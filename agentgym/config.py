@@ -193,6 +193,10 @@ class CoordinatorConfig(Section):
     """Seconds that an optimizer step, a weight update or a batch of episodes may take."""
     max_restarts: Annotated[int, Field(ge=0)] = 5
     """Restarts of one process before the run ends."""
+    keep_episodes: Annotated[int, Field(ge=0)] = 1000
+    """Episodes that stay readable in the run directory after a checkpoint covers the steps that trained on them."""
+    max_store_gib: Annotated[float, Field(gt=0)] = 8.0
+    """Size of the episodes on disk; when they fill half of it, a checkpoint is written early, so that they can go."""
 
 
 class WarmupConfig(Section):

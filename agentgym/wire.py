@@ -219,6 +219,11 @@ class Channel:
         # The descriptor is edge-triggered: a send may consume the edge of a message that arrived meanwhile.
         self._schedule_drain()
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._socket.closed
+
     def close(self) -> None:
         """Stop draining and close the socket."""
         if not self._socket.closed:

@@ -7,15 +7,18 @@ entropy bonus is asked) are left out of the batch; the mean is still taken over 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentgym.advantages import ADVANTAGES, Floats
-from agentgym.batch import Sample
+from agentgym.batch import Sample, concatenate, pack_microbatches
 from agentgym.config import AlgorithmConfig
 from agentgym.coordinator.groups import Group
+from agentgym.coordinator.schedule import Step
 from agentgym.episode import Episode, Trajectory
+from agentgym.protocol import BatchHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,9 @@ def assemble(
     agents = dict.fromkeys(
         agent for members in members_B_G for episode in members for agent in episode.agents
     )
-    oldest = None if warmup else max(0, version - max_staleness)
-    scored = [row for agent in agents for row in _score(agent, members_B_G, algorithm, oldest)]
+    # Newer weights than the step's own are of steps that were undone when the run was resumed.
+    usable = None if warmup else (max(0, version - max_staleness), version)
+    scored = [row for agent in agents for row in _score(agent, members_B_G, algorithm, usable)]
     scale = 1.0
     if algorithm.normalize_batch and not warmup and scored:
         values = np.concatenate([row.advantages[row.mask] for row in scored])
@@ -78,19 +82,42 @@ def assemble(
     metrics = {
         "samples": float(len(samples)),
         "zero_advantage_share": 1.0 - len(useful) / len(fresh) if fresh else 0.0,
-        "stale_share": float((ages > max_staleness).mean()) if len(ages) else 0.0,
+        "stale_share": float(((ages > max_staleness) | (ages < 0)).mean()) if len(ages) else 0.0,
     }
     return Assembled(samples, [episode for members in members_B_G for episode in members], ages, metrics)
 
 
+def batch_of(
+    assembled: Assembled, step: Step, *, microbatch_tokens: int, checkpoint: bool, state: dict[str, Any]
+) -> tuple[BatchHeader, dict[str, NDArray[Any] | None]]:
+    """Return the message that gives a step to the trainer, and its arrays."""
+    lengths = [len(sample.tokens) for sample in assembled.samples]
+    header = BatchHeader(
+        step=step.number,
+        loss=step.loss,
+        learning_rate=step.learning_rate,
+        updates=step.updates,
+        lengths=lengths,
+        checksums=[sample.checksum for sample in assembled.samples],
+        microbatches=pack_microbatches(lengths, microbatch_tokens),
+        publish=step.publish,
+        checkpoint=checkpoint,
+        state={**state, "step": step.number},
+    )
+    return header, concatenate(assembled.samples)
+
+
 def _score(
-    agent: str, members_B_G: list[list[Episode]], algorithm: AlgorithmConfig, oldest: int | None
+    agent: str, members_B_G: list[list[Episode]], algorithm: AlgorithmConfig, usable: tuple[int, int] | None
 ) -> list[_Scored]:
-    """Score an agent's trainable trajectories, against its own plays in the same step; `oldest` None: warm-up."""
+    """Score an agent's trainable trajectories, against its own plays in the same step.
+
+    `usable` are the oldest and the newest version that is trained; None: a warm-up.
+    """
     plays_B_G = [[play for episode in members if (play := _play(agent, episode))] for members in members_B_G]
     plays_B_G = [plays for plays in plays_B_G if plays]
     rewards_B_G_T = [[play.rewards_T for play in plays] for plays in plays_B_G]
-    if oldest is None:
+    if usable is None:
         advantages_B_G_T = rewards_B_G_T  # supervised steps look at no advantage
     else:
         advantages_B_G_T = ADVANTAGES[algorithm.advantage](rewards_B_G_T, algorithm.discount)
@@ -102,8 +129,10 @@ def _score(
                 per_token = np.zeros(len(trajectory.tokens), np.float32)
                 for turn in trajectory.turns:
                     per_token[turn.start : turn.end] = next(rest)
-                fresh = trajectory.loss_mask if oldest is None else trajectory.versions >= oldest
-                rows.append(_Scored(trajectory, crc, per_token, trajectory.loss_mask & fresh))
+                mask = trajectory.loss_mask
+                if usable is not None:
+                    mask = mask & (trajectory.versions >= usable[0]) & (trajectory.versions <= usable[1])
+                rows.append(_Scored(trajectory, crc, per_token, mask))
     return rows
 
 

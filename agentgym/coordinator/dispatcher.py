@@ -7,7 +7,7 @@ did: the same seed would fail again.
 
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -18,6 +18,7 @@ from agentgym.coordinator.leases import LeaseTable, Ticket
 from agentgym.coordinator.lineup import Lineups
 from agentgym.coordinator.pools import Pools
 from agentgym.coordinator.schedule import Step, sampling_seed, task_seed
+from agentgym.coordinator.store import EpisodeStore
 from agentgym.episode import EndReason, Episode, Status
 from agentgym.errors import EnvError, RunError
 from agentgym.messages import AgentId
@@ -40,6 +41,7 @@ class Dispatcher:
         *,
         agents: Sequence[AgentId] = (),
         snapshots: Path = Path("snapshots"),
+        store: EpisodeStore | None = None,
     ) -> None:
         """Begin with the first task, or where `state` of an earlier run says.
 
@@ -48,14 +50,21 @@ class Dispatcher:
             state: what `state` returned.
             agents: of the environment; empty where it does not name them.
             snapshots: a folder for the pools.
+            store: the episodes on disk, those of an earlier run among them.
         """
         state = state or {}
         limits = config.env
         self._config = config
         self._env_key = crc32(config.env.id.encode())
-        self._next_task = int(state.get("next_task", 0))
-        self._next_group = int(state.get("next_group", 0))
-        self._again: deque[int] = deque(state.get("pending_tasks", []))
+        self._store = store
+        self._stored = deque(store.go_on(int(state.get("step", 0))) if store else [])
+        stored = {group.task_index for group in self._stored}
+        next_task = int(state.get("next_task", 0))
+        self._next_task = max([next_task, *(task + 1 for task in stored)])
+        self._next_group = max([int(state.get("next_group", 0)), *(g.group_id + 1 for g in self._stored)])
+        # Tasks that the earlier run began, and of which no episode is left.
+        begun = [*state.get("pending_tasks", []), *range(next_task, self._next_task)]
+        self._again: deque[int] = deque(task for task in begun if task not in stored)
         self._failures_in_a_row = 0
         self._unscored_in_a_row = 0
         self.groups = GroupBuffer(
@@ -68,7 +77,7 @@ class Dispatcher:
             + limits.reset_timeout
             + limits.step_timeout
             + limits.reward_timeout,
-            first_id=int(state.get("next_lease", 1)),
+            first_id=max(int(state.get("next_lease", 1)), store.next_lease() if store else 1),
         )
         self.counts: Counter[str] = Counter(state.get("counts", {}))
         """Episodes by status since the run began: ok, truncated, failed; and the tokens they sampled."""
@@ -87,7 +96,11 @@ class Dispatcher:
             "next_task": self._next_task,
             "next_group": self._next_group,
             "next_lease": self.leases.next_id,
-            "pending_tasks": [*self.groups.pending_tasks(), *self._again],
+            "pending_tasks": [
+                *self.groups.pending_tasks(),
+                *(group.task_index for group in self._stored),
+                *self._again,
+            ],
             "counts": dict(self.counts),
             "ratings": self.ratings.state(),
             "pools": self.pools.state(),
@@ -108,15 +121,15 @@ class Dispatcher:
         """Lease the next episode to a worker; None if none waits."""
         return self.leases.issue(worker, now)
 
-    def take_in(self, lease_id: int, worker: bytes, episode: Episode, now: float) -> None:
-        """Take in the episode of a lease.
+    def take_in(self, lease_id: int, worker: bytes, episode: Episode, now: float) -> Group | None:
+        """Take in the episode of a lease; return its group, or None where the episode is of no use.
 
         Raises:
             RunError: so many plays failed one after another that the run cannot go on.
         """
         ticket = self.leases.finish(lease_id, worker)
         if ticket is None:
-            return
+            return None
         self.counts[episode.status.value] += 1
         if (episode.group_id, episode.member) != (ticket.group_id, ticket.member):
             self._failed(
@@ -132,7 +145,8 @@ class Dispatcher:
             self.counts["tokens"] += sum(int(t.loss_mask.sum()) for t in episode.trajectories)
             if not ticket.teacher:
                 self.ratings.add(episode)
-            self.groups.add(episode, now)
+            return self.groups.add(episode, now)
+        return None
 
     def scored(self, group: Group, scored: list[Episode] | EnvError) -> None:
         """Take in the scored episodes of a group, or why it could not be scored, and is dropped.
@@ -205,34 +219,65 @@ class Dispatcher:
 
     def _open_group(self, step: Step) -> bool:
         """Open the next group; False if a pool that it plays against is not ready."""
+        if self._stored:
+            return self._restore_group(step)
         task = self._again[0] if self._again else self._next_task
         group_id = self._next_group
-        seed = task_seed(self._config.run.seed, self._env_key, task)
-        if self._lineup is None:
-            self._lineup = self._lineups.draw(group_id=group_id, task_index=task, seed=seed)
-        policies = self._lineup
-        if not step.warmup:  # there the teacher plays for the pools too
-            snapshots = self.pools.enter(group_id, set(policies.values()), self.groups.is_open)
-            if snapshots is None:
-                return False
-            policies = {agent: snapshots.get(policy, policy) for agent, policy in policies.items()}
-        self._lineup = None
+        policies = self._policies(step, group_id, task)
+        if policies is None:
+            return False
         if self._again:
             self._again.popleft()
         else:
             self._next_task += 1
         self._next_group += 1
         self.groups.start(group_id, task, step.group_size)
-        for member in range(step.group_size):
+        self._queue(step, group_id, task, range(step.group_size), policies)
+        return True
+
+    def _restore_group(self, step: Step) -> bool:
+        """Open the next group that an earlier run left on the disk; what it has not of it is played."""
+        stored = self._stored[0]
+        policies = {} if stored.complete else self._policies(step, stored.group_id, stored.task_index)
+        if policies is None:
+            return False
+        self._stored.popleft()
+        assert self._store is not None
+        episodes = self._store.members(stored.group_id)
+        size = len(episodes) if stored.complete else stored.size
+        self.groups.restore(stored.group_id, stored.task_index, size, episodes)
+        missing = [] if stored.complete else [member for member in range(size) if member not in episodes]
+        self._queue(step, stored.group_id, stored.task_index, missing, policies)
+        return True
+
+    def _policies(self, step: Step, group_id: int, task: int) -> Mapping[AgentId, str] | None:
+        """Return who plays whom in a group; None if a pool is not ready."""
+        if self._lineup is None:
+            self._lineup = self._lineups.draw(group_id=group_id, task_index=task, seed=self._seed(task))
+        policies = self._lineup
+        if not step.warmup:  # there the teacher plays for the pools too
+            snapshots = self.pools.enter(group_id, set(policies.values()), self.groups.is_open)
+            if snapshots is None:
+                return None
+            policies = {agent: snapshots.get(policy, policy) for agent, policy in policies.items()}
+        self._lineup = None
+        return policies
+
+    def _seed(self, task: int) -> int:
+        return task_seed(self._config.run.seed, self._env_key, task)
+
+    def _queue(
+        self, step: Step, group_id: int, task: int, members: Iterable[int], policies: Mapping[AgentId, str]
+    ) -> None:
+        for member in members:
             self.leases.add(
                 Ticket(
                     task_index=task,
-                    seed=seed,
+                    seed=self._seed(task),
                     group_id=group_id,
                     member=member,
                     sampling_seed=sampling_seed(self._config.run.seed, group_id, member),
-                    policies=policies,
+                    policies=dict(policies),
                     teacher=self._config.warmup.policy if step.warmup else "",
                 )
             )
-        return True

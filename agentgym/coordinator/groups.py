@@ -48,7 +48,8 @@ class GroupBuffer:
         self._open: dict[int, Group] = {}
         self._ready: deque[Group] = deque()
         self.counts: Counter[str] = Counter()
-        """opened, ready, dropped, short (went on without all members), late (episodes of closed groups)."""
+        """opened, restored, ready, dropped, short (went on without all members), late (episodes of closed groups)."""
+        self._dropped: list[int] = []
 
     @property
     def open(self) -> int:
@@ -75,16 +76,24 @@ class GroupBuffer:
         self._open[group_id] = Group(group_id, task_index, size)
         self.counts["opened"] += 1
 
-    def add(self, episode: Episode, now: float) -> None:
-        """Put a finished episode into its group."""
+    def restore(self, group_id: int, task_index: int, size: int, episodes: dict[int, Episode]) -> None:
+        """Open a group that has some of its episodes, or all."""
+        self.start(group_id, task_index, size)
+        self.counts["restored"] += 1
+        self._open[group_id].episodes.update(episodes)
+        self._close_if_complete(self._open[group_id])
+
+    def add(self, episode: Episode, now: float) -> Group | None:
+        """Put a finished episode into its group and return that; None where it is closed or has the member."""
         group = self._open.get(episode.group_id)
         if group is None or episode.member in group.episodes:
             self.counts["late"] += 1
-            return
+            return None
         group.episodes[episode.member] = episode
         if group.deadline is None:
             group.deadline = now + self._timeout
         self._close_if_complete(group)
+        return group
 
     def give_up(self, group_id: int, member: int) -> None:
         """Go on without a member."""
@@ -104,10 +113,15 @@ class GroupBuffer:
         """Go on with the scored episodes of a group, in the order of its members; None: drop it."""
         group = self._unscored.pop(group_id)
         if episodes is None:
-            self.counts["dropped"] += 1
+            self._drop(group)
             return
         group.episodes = dict(zip(sorted(group.episodes), episodes, strict=True))
         self._make_ready(group)
+
+    def take_dropped(self) -> list[int]:
+        """Return the ids of the groups that were dropped since the last time."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
 
     def expire(self, now: float) -> list[Group]:
         """Close the groups past their deadline and return them."""
@@ -128,11 +142,15 @@ class GroupBuffer:
     def _close(self, group: Group) -> None:
         del self._open[group.group_id]
         if len(group.episodes) < min(2, group.size):
-            self.counts["dropped"] += 1
+            self._drop(group)
         elif self._scored and group.size > 1:
             self._unscored[group.group_id] = group
         else:
             self._make_ready(group)
+
+    def _drop(self, group: Group) -> None:
+        self.counts["dropped"] += 1
+        self._dropped.append(group.group_id)
 
     def _make_ready(self, group: Group) -> None:
         self._ready.append(group)

@@ -11,15 +11,14 @@ than `rollout.max_staleness` when it is trained; `assemble` masks what is older 
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import zmq
 
-from agentgym.batch import concatenate, pack_microbatches
 from agentgym.config import Config
-from agentgym.coordinator.assemble import Assembled, assemble
+from agentgym.coordinator.assemble import Assembled, assemble, batch_of
 from agentgym.coordinator.dispatcher import Dispatcher
 from agentgym.coordinator.groups import Group
 from agentgym.coordinator.launch import Places
@@ -28,14 +27,14 @@ from agentgym.coordinator.report import Reporter
 from agentgym.coordinator.schedule import Schedule, Step
 from agentgym.coordinator.scoring import GroupScorer, Scored
 from agentgym.coordinator.serving import Serving
-from agentgym.coordinator.status import run_numbers, waiting_for
+from agentgym.coordinator.status import nobody_answered, run_numbers, waiting_for
+from agentgym.coordinator.store import EpisodeStore, StoredGroup
 from agentgym.coordinator.supervisor import Supervisor
 from agentgym.episode_codec import decode_episode
 from agentgym.errors import RunError, WireError
 from agentgym.messages import AgentId
 from agentgym.protocol import (
     Ack,
-    BatchHeader,
     BatchRequest,
     Cancel,
     Drain,
@@ -50,7 +49,7 @@ from agentgym.protocol import (
     Welcome,
 )
 from agentgym.weights import remove_older
-from agentgym.wire import PROTOCOL_VERSION, Channel, Packet, open_socket, refuse_public_bind
+from agentgym.wire import PROTOCOL_VERSION, Arrays, Channel, Packet, open_socket, refuse_public_bind
 
 WATCH_SECONDS = 0.25
 
@@ -80,7 +79,10 @@ class Coordinator:
         self._supervisor = supervisor
         self._reporter = reporter
         self._schedule = Schedule(config)
-        self._dispatcher = Dispatcher(config, state, agents=agents, snapshots=places.snapshots)
+        self._store = EpisodeStore(places.run, failed=self._fail)
+        self._dispatcher = Dispatcher(
+            config, state, agents=agents, snapshots=places.snapshots, store=self._store
+        )
         self._scorer = GroupScorer(config, done=self._scored)
         self._peers = Peers()
         self._serving = Serving(config, self._peers, self._send)
@@ -129,17 +131,13 @@ class Coordinator:
             for identity in [*everyone, *([self._peers.trainer] if self._peers.trainer else [])]:
                 self._channel.send(Drain(), to=identity)
             self._channel.close()
+            self._store.close()
             context.destroy()  # waits for the drains to leave, as long as the sockets linger
-
-    def _send(self, header: Header, identity: bytes) -> None:
-        self._channel.send(header, to=identity)
 
     def _unexpected(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         _logger.error("%s", context.get("message"), exc_info=error)
-        self._failure = self._failure or RunError(
-            f"the coordinator failed: {error or context.get('message')}"
-        )
+        self._fail(RunError(f"the coordinator failed: {error or context.get('message')}"))
 
     # ---------------------------------------------------------------- messages
 
@@ -161,7 +159,7 @@ class Coordinator:
         except WireError as error:
             self._garbage(packet.sender, error)
         except RunError as error:
-            self._failure = self._failure or error
+            self._fail(error)
 
     def _known(self, name: str, packet: Packet, now: float) -> None:
         sender, header = packet.sender, packet.header
@@ -197,15 +195,27 @@ class Coordinator:
         except WireError as error:
             self._dispatcher.unreadable(header.lease_id, sender, str(error))
             raise
-        self._dispatcher.take_in(header.lease_id, sender, episode, now)
-        self._channel.send(Ack(lease_id=header.lease_id), to=sender)
+        group = self._dispatcher.take_in(header.lease_id, sender, episode, now)
+        acknowledge = partial(self._send, Ack(lease_id=header.lease_id), sender)
+        if group is None:
+            acknowledge()
+        else:
+            stored = StoredGroup(group.group_id, group.task_index, group.size)
+            self._store.add(header.lease_id, stored, header.episode, packet.arrays, acknowledge)
+
+    def _send(self, header: Header, to: bytes, arrays: Arrays | None = None) -> None:
+        if not self._channel.closed:  # the disk may be slower than the end of the run
+            self._channel.send(header, arrays, to=to)
+
+    def _fail(self, error: RunError) -> None:
+        self._failure = self._failure or error
 
     def _scored(self, group: Group, scored: Scored) -> None:
         try:
             self._dispatcher.scored(group, scored)
             self._pump()
         except RunError as error:
-            self._failure = self._failure or error
+            self._fail(error)
 
     def _hello(self, sender: bytes, hello: Hello, now: float) -> None:
         if hello.protocol != PROTOCOL_VERSION:
@@ -276,6 +286,7 @@ class Coordinator:
                     self._dispatcher.top_up(step, steps_left=left, in_training=self._groups_held)
                     self._update_servers()  # pools may have gone on to another snapshot
                 self._issue(now)
+        self._store.drop(self._dispatcher.groups.take_dropped())
         for group in self._dispatcher.groups.to_score():
             self._scorer.start(group)
         if self._trainer_waits and self._training is None and self._done < self._last_step:
@@ -302,24 +313,19 @@ class Coordinator:
             max_staleness=config.rollout.max_staleness,
         )
         if not assembled.samples:
+            self._store.drop([group.group_id for group in groups])
             self._nothing_to_learn(step, assembled)
             return
-        samples = assembled.samples
-        lengths = [len(sample.tokens) for sample in samples]
-        header = BatchHeader(
-            step=step.number,
-            loss=step.loss,
-            learning_rate=step.learning_rate,
-            updates=step.updates,
-            lengths=lengths,
-            checksums=[sample.checksum for sample in samples],
-            microbatches=pack_microbatches(lengths, config.trainer.tokens_per_microbatch),
-            publish=step.publish,
+        header, arrays = batch_of(
+            assembled,
+            step,
+            microbatch_tokens=config.trainer.tokens_per_microbatch,
             checkpoint=self._checkpoint_due(step),
-            state={**self._dispatcher.state(), "step": step.number},
+            state=self._dispatcher.state(),
         )
         assert self._peers.trainer is not None
-        self._channel.send(header, concatenate(samples), to=self._peers.trainer)
+        send = partial(self._send, header, self._peers.trainer, arrays)
+        self._store.consume(step.number, [group.group_id for group in groups], send)
         self._training, self._trainer_waits = (step, assembled), False
         self._groups_held += len(groups)
         self._progress = now
@@ -333,23 +339,22 @@ class Coordinator:
                 f"all {len(episodes)} episodes of step {step.number} were too old; playing others"
             )
             return
-        reasons = Counter(episode.end_reason.value for episode in episodes)
-        ends = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
-        raise RunError(
-            f"no trained agent gave an answer in the {len(episodes)} episodes of step {step.number}; they ended "
-            f"by {ends}. Does what an agent reads first fit into server.max_model_len and env.max_tokens?"
-        )
+        raise RunError(nobody_answered(step.number, episodes))
 
     def _checkpoint_due(self, step: Step) -> bool:
         learned = step.number - self._schedule.warmup_steps
         every = self._config.trainer.checkpoint_every
-        return step.number == self._last_step or (learned >= 0 and learned % every == 0)
+        # What a checkpoint covers can be removed from the disk.
+        full = self._store.bytes > self._config.coordinator.max_store_gib * 2**30 / 2
+        return step.number == self._last_step or (learned >= 0 and (full or learned % every == 0))
 
     def _step_done(self, header: StepDone, now: float) -> None:
         if self._training is None or header.step != self._training[0].number:
             raise RunError(f"the trainer finished step {header.step}, which it was not given")
         step, assembled = self._training
         self._training, self._done, self._progress = None, step.number, now
+        if header.checkpoint:
+            self._store.forget(step.number, keep=self._config.coordinator.keep_episodes)
         if header.weights:
             self._offer(step.number, header.weights)
         else:

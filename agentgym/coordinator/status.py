@@ -1,8 +1,12 @@
 """How a run stands: its numbers, and who is waited for."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 from agentgym.coordinator.dispatcher import Dispatcher
 from agentgym.coordinator.peers import Peers
 from agentgym.coordinator.supervisor import Supervisor
+from agentgym.episode import Episode
 
 
 def run_numbers(dispatcher: Dispatcher, supervisor: Supervisor) -> dict[str, float]:
@@ -45,4 +49,14 @@ def waiting_for(peers: Peers, dispatcher: Dispatcher, supervisor: Supervisor, *,
     return (
         f"{leases.playing} episodes are being played and {leases.waiting} wait, {groups.open} groups are open, "
         f"{groups.ready} ready; last failure: {dispatcher.last_error or 'none'}"
+    )
+
+
+def nobody_answered(step: int, episodes: Sequence[Episode]) -> str:
+    """Say why there is nothing to learn in a step whose episodes hold no answer of a trained agent."""
+    reasons = Counter(episode.end_reason.value for episode in episodes)
+    ends = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
+    return (
+        f"no trained agent gave an answer in the {len(episodes)} episodes of step {step}; they ended by {ends}. "
+        "Does what an agent reads first fit into server.max_model_len and env.max_tokens?"
     )

@@ -64,8 +64,8 @@ class StoredGroup:
     group_id: int
     task_index: int
     size: int
-    taken: bool = False
-    """Whether an undone step had taken it: it is complete with the members that it has."""
+    complete: bool = False
+    """Whether it has all its members, or had been taken by a step that is undone with those that it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +117,13 @@ class EpisodeStore:
             self._connection.execute("BEGIN IMMEDIATE")
             self._connection.execute("UPDATE groups SET step = NULL WHERE step > ?", (step,))
             rows = self._connection.execute(
-                "SELECT group_id, task_index, size, place IS NOT NULL FROM groups "
+                "SELECT group_id, task_index, size, place IS NOT NULL OR members >= size FROM groups "
                 "JOIN (SELECT group_id, count(*) AS members, max(arrival) AS arrived FROM episodes GROUP BY group_id) "
                 "USING (group_id) WHERE step IS NULL "
                 "ORDER BY place IS NULL, place, members < size, arrived"
             ).fetchall()
         self._thread.start()
-        return [StoredGroup(group, task, size, bool(taken)) for group, task, size, taken in rows]
+        return [StoredGroup(group, task, size, bool(complete)) for group, task, size, complete in rows]
 
     def next_lease(self) -> int:
         """Return an id that no stored episode has, nor any after it."""

@@ -18,6 +18,7 @@ from agentgym.coordinator.lineup import Lineups, agents_of
 from agentgym.coordinator.process import Coordinator
 from agentgym.coordinator.report import Reporter
 from agentgym.coordinator.schedule import Schedule
+from agentgym.coordinator.store import FILE as EPISODES
 from agentgym.coordinator.supervisor import Supervisor
 from agentgym.episode_json import SAMPLES, EpisodeWriter
 from agentgym.errors import ConfigError, RunError
@@ -158,7 +159,7 @@ def _prepare(config: Config, *, resume: bool) -> None:
                 f"cannot resume {run_dir} with other settings: {', '.join(changed)} differ from {settings}; "
                 "only run.steps may change"
             )
-    elif settings.exists():
+    elif settings.exists() or (run_dir / EPISODES).exists():
         raise ConfigError(
             f"{run_dir} holds a run already; go on with --resume, choose another run.name, or remove the folder"
         )

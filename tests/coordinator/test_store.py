@@ -104,10 +104,10 @@ def test_after_a_crash_undone_steps_come_first_then_complete_groups_then_the_oth
     async def after(store: EpisodeStore) -> None:
         assert store.next_lease() == 9
         assert store.go_on(1) == [
-            StoredGroup(2, 102, 2, taken=True),
-            StoredGroup(5, 105, 2, taken=True),
-            StoredGroup(1, 101, 2, taken=True),
-            StoredGroup(3, 103, 2),
+            StoredGroup(2, 102, 2, complete=True),
+            StoredGroup(5, 105, 2, complete=True),
+            StoredGroup(1, 101, 2, complete=True),
+            StoredGroup(3, 103, 2, complete=True),
             StoredGroup(4, 104, 2),
         ]
         assert {member: e.reward("agent") for member, e in store.members(2).items()} == {0: 3.0, 1: 6.0}
