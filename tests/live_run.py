@@ -5,7 +5,7 @@ import io
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from builders import config_of
@@ -36,12 +36,15 @@ def small_run(**sections: Any) -> Config:
     return config_of(**base)
 
 
+P = TypeVar("P", bound=Peer)
+
+
 class Run:
     """A coordinator that runs as a task, and the terminal that it writes to."""
 
     def __init__(self, config: Config, folder: Path, **resumed: Any) -> None:
         for name in ("run", "sockets", "exchange"):
-            (folder / name).mkdir()
+            (folder / name).mkdir(exist_ok=True)  # a run may be resumed
         self.places = Places(folder / "run", folder / "sockets", folder / "exchange")
         self.terminal = io.StringIO()
         self.board = TensorBoard(self.places.tensorboard)
@@ -75,18 +78,33 @@ class Cast:
     def __init__(self, run: Run, context: Any) -> None:
         self.run, self._context = run, context
         self._tasks: list[asyncio.Task[None]] = []
+        self._peers: list[Peer] = []
 
     def peer(self) -> Peer:
-        return Peer(self._context, self.run.places.coordinator)
+        return self._connected(Peer)
 
     def worker(self) -> FakeWorker:
-        return FakeWorker(self._context, self.run.places.coordinator)
+        return self._connected(FakeWorker)
 
     def server(self) -> FakeServer:
-        return FakeServer(self._context, self.run.places.coordinator)
+        return self._connected(FakeServer)
 
     def trainer(self) -> FakeTrainer:
-        return FakeTrainer(self._context, self.run.places.coordinator)
+        return self._connected(FakeTrainer)
+
+    def _connected(self, kind: type[P]) -> P:
+        peer = kind(self._context, self.run.places.coordinator)
+        self._peers.append(peer)
+        return peer
+
+    async def leave(self) -> None:
+        """Everyone ends where it stands, and hangs up."""
+        everyone = [self.run.task, *self._tasks]
+        for task in everyone:
+            task.cancel()
+        await asyncio.gather(*everyone, return_exceptions=True)
+        for peer in self._peers:
+            peer.close()
 
     def start(self, *parts: Coroutine[Any, Any, None]) -> None:
         self._tasks += [asyncio.create_task(part) for part in parts]
@@ -99,11 +117,11 @@ class Cast:
 async def play(config: Config, folder: Path, **resumed: Any) -> AsyncIterator[Cast]:
     with open_context() as context:
         run = Run(config, folder, **resumed)
+        cast = Cast(run, context)
         try:
-            yield Cast(run, context)
+            yield cast
         finally:
-            run.task.cancel()
-            await asyncio.gather(run.task, return_exceptions=True)
+            await cast.leave()
             run.board.close()
             run.samples.close()
 

@@ -140,10 +140,10 @@ class FakeTrainer(Peer):
 
     batches: list[BatchHeader]
 
-    async def train(self, exchange: Path, *, first_step: int = 1) -> None:
+    async def train(self, exchange: Path, *, first_step: int = 1, weights: str = "") -> None:
         """Train until drained."""
         self.batches = []
-        await self.hello("trainer", "trainer", version=first_step - 1)
+        await self.hello("trainer", "trainer", version=first_step - 1, weights=weights)
         self.send(BatchRequest(step=first_step))
         while not isinstance(header := (await self.packet()).header, Drain):
             if isinstance(header, BatchHeader):
@@ -156,7 +156,14 @@ class FakeTrainer(Peer):
         if batch.publish:
             path.touch()
         weights = str(path) if batch.publish else ""
-        self.send(StepDone(step=batch.step, metrics={"loss": 0.5, "seconds": 0.1}, weights=weights))
+        self.send(
+            StepDone(
+                step=batch.step,
+                metrics={"loss": 0.5, "seconds": 0.1},
+                weights=weights,
+                checkpoint="there" * batch.checkpoint,
+            )
+        )
 
 
 def play_well(lease: Lease, version: int = 0) -> Episode:
