@@ -82,6 +82,11 @@ class Peers:
     def _serving(self, policy: str) -> list[ServerPeer]:
         return [server for server in self.servers.values() if server.policy == policy]
 
+    @property
+    def everyone(self) -> list[bytes]:
+        """The identities of all peers."""
+        return [*self.workers, *self.servers, *([self.trainer] if self.trainer else [])]
+
     def freest_worker(self) -> WorkerPeer | None:
         """Return the worker with the most credits, or None if nobody has one."""
         best = max(self.workers.values(), key=lambda worker: worker.credits, default=None)

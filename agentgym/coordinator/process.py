@@ -127,8 +127,7 @@ class Coordinator:
                 await asyncio.sleep(WATCH_SECONDS)
             await self._dispatcher.pools.written()
         finally:
-            everyone = [*self._peers.workers, *self._peers.servers]
-            for identity in [*everyone, *([self._peers.trainer] if self._peers.trainer else [])]:
+            for identity in self._peers.everyone:
                 self._channel.send(Drain(), to=identity)
             self._channel.close()
             self._store.close()
@@ -346,7 +345,7 @@ class Coordinator:
         every = self._config.trainer.checkpoint_every
         # What a checkpoint covers can be removed from the disk.
         full = self._store.bytes > self._config.coordinator.max_store_gib * 2**30 / 2
-        return step.number == self._last_step or (learned >= 0 and (full or learned % every == 0))
+        return full or step.number == self._last_step or (learned >= 0 and learned % every == 0)
 
     def _step_done(self, header: StepDone, now: float) -> None:
         if self._training is None or header.step != self._training[0].number:
@@ -387,8 +386,7 @@ class Coordinator:
             self._channel.send(Cancel(lease_id=lease_id), to=identity)
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + limits.heartbeat_interval
-            peers = [*self._peers.workers, *self._peers.servers]
-            for identity in [*peers, *([self._peers.trainer] if self._peers.trainer else [])]:
+            for identity in self._peers.everyone:
                 self._channel.send(Heartbeat(), to=identity)
         if now - self._progress > limits.step_timeout:
             training = self._training[0].number if self._training else None

@@ -44,7 +44,10 @@ def train(config: Config, *, resume: bool, console: Console) -> None:
         RunError: the run could not go on; the message names the first cause.
     """
     run_dir = config.run_dir
-    checkpoint = latest_checkpoint(run_dir) if resume else None
+    if resume and not (run_dir / "config.json").exists():
+        raise ConfigError(f"cannot resume: there is no run in {run_dir}; start it without --resume")
+    # A run that died before its first checkpoint begins again with the episodes it has.
+    checkpoint = latest_checkpoint(run_dir) if resume and (run_dir / "checkpoints").exists() else None
     state = read_state(checkpoint) if checkpoint else None
     done = int(str(state["step"])) if state else 0
     agents = _check(config)
@@ -64,7 +67,7 @@ def train(config: Config, *, resume: bool, console: Console) -> None:
         )
         console.print(
             f"run {run_dir}: {config.env.id}, model {config.model}"
-            + (f", resumed after step {done} from {checkpoint}" if checkpoint else ""),
+            + (f", resumed after step {done} from {checkpoint or config.model}" if resume else ""),
             highlight=False,
         )
         console.print(f"  watch it: tensorboard --logdir {places.tensorboard}", highlight=False)

@@ -43,7 +43,7 @@ def architecture(folder: Path, name: str) -> None:
         (["env.kwargs.speed=3"], ["ConfigError: odd_envs:Letters", "latency"]),
         (["warmup.policy=parrot"], ["ConfigError: there is no scripted policy 'parrot'"]),
         (["run.dir=run.toml"], ["ConfigError: ", "run.toml"]),
-        (["--resume"], ["ConfigError: runs/run has no checkpoint"]),
+        (["--resume"], ["ConfigError: cannot resume: there is no run in runs/run"]),
     ],
     ids=lambda value: value[0] if value and "Error" not in value[0] else "",
 )
