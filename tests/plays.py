@@ -75,10 +75,11 @@ def play_aec(env: Any, policies: dict[str, ScriptedPolicy], seed: int) -> dict[s
             continue
         seat.messages += observation["messages"]
         extras = {**info, **{key: value for key, value in observation.items() if key != "messages"}}
-        answer = policies[agent].act(seat.messages, tools_of(env, agent), extras)
+        tools = tools_of(env, agent)
+        answer = policies[agent].act(seat.messages, tools, extras)
         seat.messages.append(answer)
         acted.add(agent)
-        env.step(action_text(answer))
+        env.step(answer if tools else answer["content"])
     return seats
 
 

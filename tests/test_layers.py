@@ -96,6 +96,7 @@ BROAD_EXCEPTS = {
     "agentgym.worker.calls": 1,
     "agentgym.worker.process": 1,
     "agentgym.worker.seat": 1,
+    "agentgym_envs.reasoning_gym.verifier": 1,
     "agentgym_trainers.megatron.main": 1,
 }
 
