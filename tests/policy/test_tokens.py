@@ -222,6 +222,15 @@ def test_a_switch_in_the_system_message_is_seen(tmp_path: Path) -> None:
         )
 
 
+def test_a_template_that_repeats_the_system_message_goes_on_in_place(tmp_path: Path) -> None:
+    reminder = LINES.replace("message.content +", "message.content + messages[0].content +")
+    tokenizer = tokenizer_with(tmp_path / "model", reminder)
+    conversation = begin(tokenizer, system("S"), user("U"))
+    say(conversation, tokenizer, "A<|end|>")
+    assert conversation.append_messages([user("V")])
+    assert tokenizer.decode(conversation.prompt).endswith("A<|end|>\n<|user|>VS<|end|>\n<|assistant|>")
+
+
 def test_a_template_that_counts_the_messages_opens_a_branch_for_each(tmp_path: Path) -> None:
     template = """\
 {%- for message in messages -%}
