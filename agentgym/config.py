@@ -32,6 +32,9 @@ class EnvConfig(Section):
     """A registered id ("agentgym/GuessNumber-v0"), "module:Class", or a library's "gymnasium:ID", "openspiel:NAME"."""
     kwargs: dict[str, Any] = Field(default={})
     """Arguments of the environment's constructor."""
+    isolation: Literal["shared", "process"] | None = None
+    """Instances in threads of a worker, or each in a process of its own; None: as the environment declares, and those
+    that declare nothing get processes."""
     max_turns: Positive | None = None
     """Answers per agent; None: the environment's own limit, or 32."""
     max_tokens: Positive | None = None
@@ -175,7 +178,11 @@ class WorkersConfig(Section):
     count: Positive = 1
     """Worker processes that the coordinator starts."""
     slots: Positive = 256
-    """Episodes that one worker plays at once."""
+    """Episodes that one worker plays at once; the most threads or processes with environments that it makes."""
+    max_episodes: Positive | None = None
+    """Episodes after which a worker is replaced by a new one, for environments that leak; None: never."""
+    max_memory_gib: Annotated[float, Field(gt=0)] | None = None
+    """Memory of a worker and its environments' processes beyond which it is replaced by a new one; None: no limit."""
 
 
 class CoordinatorConfig(Section):

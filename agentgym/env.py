@@ -33,6 +33,10 @@ was cut short: the environment may say so (gymnasium's TimeLimit does), and the 
 
 Randomness comes from `self.np_random`, seeded by `reset(seed=...)`: same seed and same actions, same episode.
 
+Isolation. An instance runs in a process of its own, where `random` and numpy's global generator are seeded from the
+episode's seed before each `reset`. A class that keeps no state outside of its instances says `isolation = "shared"`
+(an attribute, or an argument of `register`): its instances run in threads of one process, which is cheaper.
+
 Two agents by turns (AEC): a reward belongs to the agent's latest answer, whoever moved since.
 
     step  whose turn  observation ("messages")  action   rewards after it  ended

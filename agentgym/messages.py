@@ -99,3 +99,17 @@ def as_messages(observation: Observation) -> list[Message]:
     if isinstance(observation, str):
         return [user(observation)] if observation else []
     return list(observation)
+
+
+def shortened(messages: Sequence[Message], limit: int) -> list[Message]:
+    """Return messages with at most `limit` characters of each content: its beginning, a mark, and its end."""
+    return [message | {"content": shortened_text(message["content"], limit)} for message in messages]
+
+
+def shortened_text(text: str, limit: int) -> str:
+    """Return a text with at most `limit` of its characters: its beginning, a mark, and its end."""
+    left_out = len(text) - limit
+    if left_out <= 0:
+        return text
+    head = (limit + 1) // 2
+    return f"{text[:head]}\n[... {left_out} characters left out ...]\n{text[head + left_out :]}"

@@ -1,7 +1,7 @@
 """The messages of agentgym: one frozen record per kind, validated on receipt.
 
-worker  -> coordinator   hello, heartbeat, ready, episode, error
-coordinator -> worker    welcome, servers, lease, ack, cancel, drain
+worker  -> coordinator   hello, heartbeat, ready, episode, leaving, error
+coordinator -> worker    welcome, servers, lease, ack, cancel, leaving, drain
 worker  -> server        generate, abort, health
 server  -> worker        completion, healthy, error
 coordinator -> server    welcome, load_weights, drain
@@ -15,6 +15,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Role = Literal["worker", "server", "trainer"]
+
+EXIT_REPLACE = 75
+"""Exit status (EX_TEMPFAIL) of a worker that has left in order and wants to be started anew: no failure."""
 
 
 class Header(BaseModel):
@@ -87,6 +90,12 @@ class Ready(Header):
 
     kind: ClassVar[str] = "ready"
     credits: int = Field(ge=0)
+
+
+class Leaving(Header):
+    """A worker gives its credits back, and ends when it has played its leases. The answer: there come no more."""
+
+    kind: ClassVar[str] = "leaving"
 
 
 class Lease(Header):

@@ -36,6 +36,9 @@ SOURCES_GROUP = "agentgym.sources"
 Kind = Literal["single", "aec", "parallel"]
 """How its agents act: one alone, several by turns, several at once."""
 
+Isolation = Literal["shared", "process"]
+"""Whether several instances of an environment may share a process; see `EnvSpec.isolation`."""
+
 _NUMERIC_SPACES = (
     gymnasium.spaces.Box,
     gymnasium.spaces.Discrete,
@@ -69,6 +72,9 @@ class EnvSpec:
     """Scripted policies for this environment: name to "module:attribute"."""
     reward_weights: dict[str, float] = field(default_factory=dict)
     """What named parts of the reward are multiplied by; parts that are not named count once."""
+    isolation: Isolation = "process"
+    """"shared": its instances keep no state outside of themselves (no global random generator, no module variables,
+    no working directory), so they may run in threads of one process. "process": each needs a process of its own."""
 
 
 class Source(Protocol):
@@ -100,6 +106,7 @@ def register(
     kwargs: dict[str, Any] | None = None,
     scripted: dict[str, str] | None = None,
     reward_weights: dict[str, float] | None = None,
+    isolation: Isolation = "process",
 ) -> None:
     """Make an environment known by an id, here and in the registry of gymnasium or PettingZoo.
 
@@ -107,7 +114,14 @@ def register(
     """
     target = _import_path(id, entry_point) if inspect.isclass(entry_point) else str(entry_point)
     new = EnvSpec(
-        id, target, kind, max_turns, dict(kwargs or {}), dict(scripted or {}), dict(reward_weights or {})
+        id,
+        target,
+        kind,
+        max_turns,
+        dict(kwargs or {}),
+        dict(scripted or {}),
+        dict(reward_weights or {}),
+        isolation,
     )
     if id in _specs:
         if _specs[id] == new:
@@ -115,6 +129,8 @@ def register(
         raise ConfigError(f"{id} is registered already as {_specs[id]}; choose another id or version")
     if kind not in ("single", "aec", "parallel"):
         raise ConfigError(f"{id}: kind = {kind!r}; use 'single', 'aec' or 'parallel'")
+    if isolation not in ("shared", "process"):
+        raise ConfigError(f"{id}: isolation = {isolation!r}; use 'shared' or 'process'")
     _split(target)
     if kind == "single":
         gymnasium.register(id, target, max_episode_steps=max_turns, kwargs=new.kwargs)
@@ -271,6 +287,7 @@ def _spec_from_module(env_id: str) -> EnvSpec:
         max_turns if isinstance(max_turns, int) else None,
         scripted=dict(scripted) if isinstance(scripted, dict) else {},
         reward_weights=dict(weights) if isinstance(weights, dict) else {},
+        isolation="shared" if getattr(creator, "isolation", "process") == "shared" else "process",
     )
 
 

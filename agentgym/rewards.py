@@ -91,12 +91,14 @@ class Rewards:
     """By the name of a part; those of the configuration before those of the environment."""
     functions: Mapping[str, tuple[RewardFunction, float]] = field(default_factory=dict)
     """`env.rewards`, by the function's name."""
+    paths: Sequence[str] = ()
+    """`env.rewards`, to be loaded where the environment is."""
 
     @classmethod
     def of(cls, config: EnvConfig, spec: EnvSpec) -> "Rewards":
         """Load what the configuration names. Raises ConfigError where it names no function."""
         functions = {name: (function, 1.0) for name, function in load_functions(config.rewards).items()}
-        return cls({**spec.reward_weights, **config.reward_weights}, functions)
+        return cls({**spec.reward_weights, **config.reward_weights}, functions, config.rewards)
 
     def weigh(self, reward: float, parts: Mapping[str, float]) -> float:
         """Return the reward of a step whose named parts have weights."""

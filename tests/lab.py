@@ -29,12 +29,12 @@ from agentgym.messages import AgentId, Message
 from agentgym.policy.client import Completion, Policy, PolicyClient, Sampling
 from agentgym.policy.template import ChatTokenizer
 from agentgym.protocol import BatchHeader, EpisodeDone, Lease
-from agentgym.registry import make, spec
+from agentgym.registry import spec
 from agentgym.wire import Packet, pack, unpack
-from agentgym.worker.calls import EnvCalls
-from agentgym.worker.driver import DRIVERS, Driver
+from agentgym.worker.pool import EnvPool
 from agentgym.worker.rollout import Rollout
 from agentgym.worker.seat import Limits, Seat
+from agentgym.worker.table import Opening
 from agentgym_trainers.megatron import parallel
 from agentgym_trainers.megatron.convert import load_hf, read_safetensors
 from agentgym_trainers.megatron.microbatch import build_microbatch
@@ -160,11 +160,12 @@ class Lab:
     async def play(self, table: Table, updates: Sequence[Path] = ()) -> list[Episode]:
         """Play a table, all episodes at once; load each update after an answer that came since the last one."""
         client, answered = PolicyClient([self._server.address]), asyncio.Event()
-        calls = EnvCalls(2 * table.groups * table.members)
+        config = EnvConfig(id=table.env_id, kwargs=dict(table.kwargs))
+        pool = EnvPool(config, slots=table.groups * table.members)
         try:
             async with asyncio.TaskGroup() as tasks:
                 plays = [
-                    tasks.create_task(self._episode(table, lease, Watched(client, answered), calls))
+                    tasks.create_task(self._episode(table, lease, Watched(client, answered), config, pool))
                     for lease in table.leases()
                 ]
                 for model in updates:
@@ -174,9 +175,12 @@ class Lab:
             return [play.result() for play in plays]
         finally:
             client.close()
+            await pool.close()
 
-    async def _episode(self, table: Table, lease: Lease, client: Policy, calls: EnvCalls) -> Episode:
-        def seat(agent: AgentId, driver: Driver, lease: Lease) -> Seat:
+    async def _episode(
+        self, table: Table, lease: Lease, client: Policy, config: EnvConfig, pool: EnvPool
+    ) -> Episode:
+        def seat(agent: AgentId, opening: Opening, lease: Lease) -> Seat:
             return Seat(
                 agent,
                 "learner",
@@ -185,16 +189,15 @@ class Lab:
                 tokenizer=self.tokenizer,
                 sampling=Sampling(table.max_tokens(lease), stop_token_ids=self.tokenizer.stop_token_ids),
                 limits=Limits(spec(table.env_id).max_turns or 32, CONTEXT, True, 120.0),
-                system_prompt=driver.system_prompt(agent),
-                tools=driver.tools(agent),
+                system_prompt=opening.system_prompt,
+                tools=opening.tools,
             )
 
-        driver = DRIVERS[spec(table.env_id).kind](make(table.env_id, **table.kwargs))
-        config = EnvConfig(id=table.env_id)
-        episode = (await Rollout(lease, driver, config=config, calls=calls, make_seat=seat).play()).episode
-        driver.close()
-        assert not episode.error, episode.error
-        return episode
+        host = await pool.take()
+        play = await Rollout(lease, host, config=config, make_seat=seat).play()
+        pool.give_back(host, reusable=play.reusable)
+        assert not play.episode.error, play.episode.error
+        return play.episode
 
 
 def sampled(trajectory: Trajectory) -> NDArray[np.bool_]:

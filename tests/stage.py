@@ -10,14 +10,16 @@ from builders import lease_of, within
 from agentgym.config import EnvConfig
 from agentgym.episode import Episode, Trajectory
 from agentgym.policy.client import Completion, Sampling
-from agentgym.policy.scripted import ScriptedPolicy
+from agentgym.policy.scripted import Script, ScriptedPolicy
 from agentgym.policy.template import ChatTokenizer
 from agentgym.protocol import Lease
+from agentgym.registry import EnvSpec
 from agentgym.rewards import Rewards
-from agentgym.worker.calls import EnvCalls
-from agentgym.worker.driver import DRIVERS, Driver
+from agentgym.worker.driver import DRIVERS
 from agentgym.worker.rollout import Play, Rollout
 from agentgym.worker.seat import Limits, Seat
+from agentgym.worker.table import Opening, Table
+from agentgym.worker.threads import Mailbox, ThreadHost
 
 LAYERS, TOPK = 2, 2
 
@@ -60,6 +62,19 @@ class FakePolicy:
         )
 
 
+class Given(Script):
+    """A script whose policy is there already."""
+
+    def __init__(self, name: str, policy: ScriptedPolicy, max_turns: int) -> None:
+        super().__init__(name, "given", 0, max_turns)
+        object.__setattr__(self, "given", policy)
+
+    def build(self, agent: str, episode_seed: int, env_spec: EnvSpec) -> ScriptedPolicy:
+        policy: ScriptedPolicy = self.given  # type: ignore[attr-defined]
+        policy.reset(agent, episode_seed)
+        return policy
+
+
 class Stage:
     """Plays one episode in an environment; every agent is played by the same policy unless it has its own."""
 
@@ -81,32 +96,29 @@ class Stage:
         self.limits = Limits(max_turns, max_tokens, context, 10.0, chars)
         self.answer = answer
         self.clock = clock or itertools.count(100.0).__next__
-        self.calls = EnvCalls(4)
         self.rewards = rewards or Rewards()
 
-    def seat(self, agent: str, driver: Driver, lease: Lease) -> Seat:
+    def seat(self, agent: str, opening: Opening, lease: Lease) -> Seat:
         player = self.others.get(agent, self.policy)
-        if not isinstance(player, FakePolicy):
-            player.reset(agent, lease.seed)
+        name = "other" if agent in self.others else "learner"
         return Seat(
             agent,
-            "other" if agent in self.others else "learner",
-            player,
+            name,
+            player if isinstance(player, FakePolicy) else Given(name, player, self.limits.max_turns),
             trainable=agent not in self.others,
             tokenizer=self.tokenizer,
             sampling=Sampling(self.answer, stop_token_ids=tuple(self.tokenizer.stop_token_ids)),
             limits=self.limits,
-            system_prompt=driver.system_prompt(agent),
-            tools=driver.tools(agent),
+            system_prompt=opening.system_prompt,
+            tools=opening.tools,
             clock=self.clock,
         )
 
     def rollout(self, env: Any, kind: str = "single", **limits: float) -> Rollout:
         return Rollout(
             lease_of(seed=5, group_id=2, member=1, task_index=9),
-            DRIVERS[kind](env),
+            ThreadHost(Mailbox(), Table(EnvSpec("toy", "toys:Toy", kind), DRIVERS[kind](env))),  # type: ignore[arg-type]
             config=EnvConfig(id="toy", **limits),
-            calls=self.calls,
             make_seat=self.seat,
             rewards=self.rewards,
             clock=itertools.count(100.0, 2.0).__next__,

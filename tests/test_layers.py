@@ -18,7 +18,7 @@ PACKAGES = {
 # A module of the core may import only modules of a row above its own.
 LAYERS = [
     # what everything may use
-    "busy errors lifeline log messages protocol section weights",
+    "busy errors lifeline log memory messages protocol section weights",
     "policy_config",
     # records, settings, what crosses a socket
     "config episode model registry spaces wire",
@@ -38,8 +38,12 @@ LAYERS = [
     "policy.engine policy.tokens",
     "policy.patterns policy.server",
     # the process that plays
-    "worker.calls worker.driver",
-    "worker.seat",
+    "worker.driver",
+    "worker.table",
+    "worker.table_codec worker.threads",
+    "worker.zygote",
+    "worker.isolated",
+    "worker.pool worker.seat",
     "worker.rollout worker.seating",
     "worker.local_server",
     "worker.play worker.process",
@@ -93,9 +97,8 @@ BROAD_EXCEPTS = {
     "agentgym.rewards": 1,
     "agentgym.tool_runner": 2,
     "agentgym.toolsets.mcp": 2,
-    "agentgym.worker.calls": 1,
     "agentgym.worker.process": 1,
-    "agentgym.worker.seat": 1,
+    "agentgym.worker.table": 1,
     "agentgym_envs.reasoning_gym.verifier": 1,
     "agentgym_trainers.megatron.main": 1,
 }

@@ -153,6 +153,8 @@ class Together(ParallelEnv):
 class Crowd(Env):
     """All its copies in this process wait for each other in `step`: only concurrent plays end."""
 
+    isolation = "shared"
+
     def __init__(self, size: int, seconds: float = 20.0) -> None:
         self.barrier, self.seconds = _barrier(size), seconds
 
@@ -173,6 +175,8 @@ def _barrier(size: int) -> threading.Barrier:
 
 class Counted(Env):
     """One turn; refuses to say anything sensible when its seed is 13. Its copies are in `counted`."""
+
+    isolation = "shared"
 
     def __init__(self) -> None:
         self.plays, self.closed = 0, threading.Event()
@@ -195,6 +199,8 @@ counted: list[Counted] = []
 class Stuck(Env):
     """Never comes back from `step` until it is released."""
 
+    isolation = "shared"
+
     def __init__(self) -> None:
         self.released = threading.Event()
         stuck.append(self)
@@ -214,6 +220,19 @@ stuck: list[Stuck] = []
 """Every `Stuck` that was made in this process."""
 
 
+class Deaf(Env):
+    """Comes back from `reset` when `ends` is set, and not from being closed."""
+
+    isolation = "shared"
+
+    def __init__(self, ends: threading.Event) -> None:
+        self.ends = ends
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.ends.wait()
+        return "begin", {}
+
+
 class Hello(SeededPolicy):
     """Says hello."""
 
@@ -223,6 +242,8 @@ class Hello(SeededPolicy):
 
 class Unmakeable(Env):
     """Cannot be built."""
+
+    isolation = "shared"
 
     def __init__(self) -> None:
         raise OSError("no licence for this game")

@@ -5,6 +5,7 @@ the model folder's own. A version is published when every connected server of th
 one is connected. A server that starts late or comes back is brought to the version on offer before workers hear of it.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -86,6 +87,11 @@ class Peers:
     def everyone(self) -> list[bytes]:
         """The identities of all peers."""
         return [*self.workers, *self.servers, *([self.trainer] if self.trainer else [])]
+
+    def free_name(self, name: str, identity: bytes, *, reserved: Collection[str]) -> str:
+        """Return a name that no other worker has: two that were started by hand may both be called "worker"."""
+        taken = name in reserved or any(worker.name == name for worker in self.workers.values())
+        return f"{name}-{identity.hex()[-8:]}" if taken else name
 
     def freest_worker(self) -> WorkerPeer | None:
         """Return the worker with the most credits, or None if nobody has one."""

@@ -43,13 +43,14 @@ from agentgym.protocol import (
     Header,
     Heartbeat,
     Hello,
+    Leaving,
     Loaded,
     Ready,
     StepDone,
     Welcome,
 )
 from agentgym.weights import remove_older
-from agentgym.wire import PROTOCOL_VERSION, Arrays, Channel, Packet, open_socket, refuse_public_bind
+from agentgym.wire import Arrays, Channel, Packet, open_socket, refuse_public_bind
 
 WATCH_SECONDS = 0.25
 
@@ -167,6 +168,9 @@ class Coordinator:
                 self._supervisor.heard(name, header.stats)
             case Ready() if sender in self._peers.workers:
                 self._peers.workers[sender].credits += header.credits
+            case Leaving() if sender in self._peers.workers:
+                self._peers.workers[sender].credits = 0
+                self._channel.send(Leaving(), to=sender)
             case EpisodeDone() if sender in self._peers.workers:
                 self._episode(sender, header, packet, now)
             case Loaded() if sender in self._peers.servers:
@@ -217,20 +221,17 @@ class Coordinator:
             self._fail(error)
 
     def _hello(self, sender: bytes, hello: Hello, now: float) -> None:
-        if hello.protocol != PROTOCOL_VERSION:
-            text = f"{hello.name} speaks protocol {hello.protocol}, this run {PROTOCOL_VERSION}; install one version"
-            self._channel.send(Error(text=text, fatal=True), to=sender)
-            raise WireError(text)
-        if hello.role == "server" and not self._serving.knows(hello.policy):
-            text = f"{hello.name} serves {hello.policy!r}; this run asks for {', '.join(self._config.served)}"
-            self._channel.send(Error(text=text, fatal=True), to=sender)
-            raise WireError(text)
-        self._supervisor.heard(hello.name)
+        if refusal := self._serving.refusal(hello):
+            self._channel.send(Error(text=refusal, fatal=True), to=sender)
+            raise WireError(refusal)
+        name = hello.name
+        if hello.role == "worker" and not self._supervisor.owns(name, hello.pid):
+            name = self._peers.free_name(name, sender, reserved=self._supervisor.children)
+        self._supervisor.heard(name)
         self._channel.send(Welcome(), to=sender)
         match hello.role:
             case "worker":
-                self._lose(hello.name)  # it may come back before its death was noticed
-                self._peers.workers[sender] = WorkerPeer(hello.name, sender, now)
+                self._peers.workers[sender] = WorkerPeer(name, sender, now)
                 self._serving.tell([sender])
             case "server":
                 self._lose(hello.name)
@@ -240,7 +241,7 @@ class Coordinator:
             case "trainer":
                 self._peers.trainer = sender
                 self._offer(hello.version, hello.weights)
-        _logger.info("%s (pid %d) is there, version %d", hello.name, hello.pid, hello.version)
+        _logger.info("%s (pid %d) is there, version %d", name, hello.pid, hello.version)
         self._update_servers()
 
     def _garbage(self, sender: bytes, error: WireError) -> None:
@@ -373,14 +374,12 @@ class Coordinator:
         limits = self._config.coordinator
         for child, described in self._supervisor.restart_dead():
             held = self._lose(child.name)
-            again = f"; its {held} episodes are played again" if child.role == "worker" else ""
+            again = f"; its {held} episodes are played again" if held else ""
             self._reporter.say(f"{described}; restarted as pid {child.pid}{again}")
         for name in self._peers.silent(now - limits.heartbeat_timeout):
             if name not in self._supervisor.children:
-                held = self._lose(name)
-                self._reporter.say(
-                    f"{name} was silent for {limits.heartbeat_timeout:g} s; its {held} episodes are played again"
-                )
+                held, silence = self._lose(name), f"{limits.heartbeat_timeout:g} s"
+                self._reporter.say(f"{name} was silent for {silence}; its {held} episodes are played again")
         for lease_id, identity in self._dispatcher.watch(now):
             _logger.warning("lease %d at %s is overdue or no longer wanted", lease_id, identity.hex())
             self._channel.send(Cancel(lease_id=lease_id), to=identity)

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable
 
 from agentgym.config import Config
 from agentgym.coordinator.peers import Offer, Peers
-from agentgym.protocol import Header, LoadWeights, Servers
+from agentgym.protocol import Header, Hello, LoadWeights, Servers
+from agentgym.wire import PROTOCOL_VERSION
 
 Send = Callable[[Header, bytes], None]
 
@@ -27,6 +28,14 @@ class Serving:
     def knows(self, policy: str) -> bool:
         """Whether the policy is served in this run."""
         return policy in self._addresses
+
+    def refusal(self, hello: Hello) -> str:
+        """Return why a process cannot take part in this run, or nothing."""
+        if hello.protocol != PROTOCOL_VERSION:
+            return f"{hello.name} speaks protocol {hello.protocol}, this run {PROTOCOL_VERSION}; install one version"
+        if hello.role == "server" and not self.knows(hello.policy):
+            return f"{hello.name} serves {hello.policy!r}; this run asks for {', '.join(self._addresses)}"
+        return ""
 
     @property
     def models_are_there(self) -> bool:

@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentgym.errors import RunError
-from agentgym.protocol import Role
+from agentgym.protocol import EXIT_REPLACE, Role
+
+ASKED = "has left to be replaced"
+"""What is said of a worker that ended with EXIT_REPLACE; it is started again, and not counted as a restart."""
 
 _logger = logging.getLogger(__name__)
 
@@ -75,6 +78,10 @@ class Supervisor:
         """Return where a process writes its log and what it prints."""
         return self._logs / f"{name}.log"
 
+    def owns(self, name: str, pid: int) -> bool:
+        """Return whether the process of this name is this one."""
+        return name in self.children and self.children[name].pid == pid
+
     def heard(self, name: str, stats: dict[str, float] | None = None) -> None:
         """Note that a process gave a sign of life."""
         child = self.children.get(name)
@@ -97,6 +104,10 @@ class Supervisor:
                 continue
             self._kill(child)
             described = f"{child.name} (pid {child.pid}) {why}"
+            if why == ASKED:
+                self._spawn(child)
+                dead.append((child, described))
+                continue
             if child.role == "trainer":
                 raise RunError(
                     f"{described}; go on from the last checkpoint with --resume\n{self.last_words(child.name)}"
@@ -150,6 +161,8 @@ class Supervisor:
     def _what_happened(self, child: Child) -> str | None:
         assert child.process is not None
         status = child.process.poll()
+        if status == EXIT_REPLACE and child.role == "worker" and child.heard is not None:
+            return ASKED
         if status is not None:
             return (
                 f"was killed by {signal.Signals(-status).name}"

@@ -25,15 +25,12 @@ from agentgym.model import check_context, check_model
 from agentgym.policy.endpoint import api_key
 from agentgym.policy.scripted import load_scripted
 from agentgym.protocol import Lease
-from agentgym.registry import make, spec
+from agentgym.registry import spec
 from agentgym.rewards import Rewards
-from agentgym.worker.calls import EnvCalls
-from agentgym.worker.driver import DRIVERS, Driver
 from agentgym.worker.local_server import local_server, tiny_tokenizer
+from agentgym.worker.pool import EnvPool
 from agentgym.worker.rollout import Rollout, unplayed
 from agentgym.worker.seating import Seating, Served
-
-CLOSE_SECONDS = 5.0
 
 Key = tuple[int, int]
 """Task and member of an episode."""
@@ -164,44 +161,36 @@ class _Tables:
 
     async def play(self, leases: Sequence[Lease]) -> None:
         """Play all leases."""
-        left = iter(leases)
+        left, slots = iter(leases), min(self._config.workers.slots, len(leases))
+        pool = EnvPool(self._config.env, slots=slots)
         try:
-            tables = min(self._config.workers.slots, len(leases))
-            await asyncio.gather(*(self._work(left) for _ in range(tables)))
+            await asyncio.gather(*(self._work(left, pool) for _ in range(slots)))
         finally:
+            await pool.close()
             await self._seating.close()
 
-    async def _work(self, leases: Iterator[Lease]) -> None:
-        # One after the other in one environment, for as long as it can be used again.
-        calls, driver = EnvCalls(1), None
-        try:
-            for lease in leases:
-                try:
-                    driver = driver or await self._make(calls)
-                except EnvError as failure:
-                    self._record(unplayed(lease, self._config.env.id, failure))
-                    continue
+    async def _work(self, leases: Iterator[Lease], pool: EnvPool) -> None:
+        """Play one after the other."""
+        for lease in leases:
+            try:
+                host = await pool.take()
+            except EnvError as failure:
+                self._record(unplayed(lease, self._config.env.id, failure))
+                continue
+            reusable = False
+            try:
                 rollout = Rollout(
                     lease,
-                    driver,
+                    host,
                     config=self._config.env,
-                    calls=calls,
                     make_seat=self._seating.seat,
                     rewards=self._rewards,
                 )
                 play = await rollout.play()
-                self._record(play.episode)
-                if not play.reusable:
-                    await _close(calls, driver)
-                    calls, driver = EnvCalls(1), None
-        finally:
-            if driver is not None:
-                await _close(calls, driver)
-
-    async def _make(self, calls: EnvCalls) -> Driver:
-        env = self._config.env
-        made = await calls.run(f"making {env.id}", env.reset_timeout, lambda: make(env.id, **env.kwargs))
-        return DRIVERS[self._spec.kind](made)
+                reusable = play.reusable
+            finally:
+                pool.give_back(host, reusable=reusable)
+            self._record(play.episode)
 
     def _record(self, episode: Episode) -> None:
         texts = tuple(
@@ -209,9 +198,3 @@ class _Tables:
             for t in episode.trajectories
         )
         self._done(EpisodeRecord(episode, texts))
-
-
-async def _close(calls: EnvCalls, driver: Driver) -> None:
-    with contextlib.suppress(EnvError):
-        await calls.run("close", CLOSE_SECONDS, driver.close)
-    calls.close()

@@ -5,6 +5,7 @@ the environment sends along. It is deterministic in its seed and the episode's.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 from zlib import crc32
 
@@ -28,6 +29,28 @@ class ScriptedPolicy(Protocol):
         `info` is the environment's latest for this agent, with "action_mask" where the observation has one.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A scripted player by name, so that it can be built where the environment runs, which may be another process."""
+
+    policy: str
+    """The policy's name in the configuration."""
+    path: str
+    """"module:attribute", or a name in the environment's `scripted`."""
+    seed: int
+    """The policy's own seed."""
+    max_turns: int
+    """Answers that it may give in the episode."""
+    max_observation_chars: int | None = None
+    """See `env.max_observation_chars`."""
+
+    def build(self, agent: AgentId, episode_seed: int, env_spec: EnvSpec) -> ScriptedPolicy:
+        """Return the policy, ready to play `agent`. Raises ConfigError where there is none of this name."""
+        policy = load_scripted(self.path, self.seed, env_spec=env_spec)
+        policy.reset(agent, episode_seed)
+        return policy
 
 
 class SeededPolicy:

@@ -34,7 +34,8 @@ class Request:
     messages: list[Message]
     """What is new to it since its last answer."""
     info: Info
-    """The environment's info for this agent, with "action_mask" if the observation has one."""
+    """The environment's info for this agent, with "action_mask" if the observation has one. For scripted players: what
+    is in it stays in the environment's process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Outcome:
     agent: AgentId
     reward: float
     info: Info
+    """Read for its three keys that `agentgym.env` names."""
     truncated: bool = False
 
 
@@ -78,6 +80,9 @@ class Driver(Protocol):
 
     def score(self, episode: Episode) -> list[Score]:
         """Return what the environment's reward functions say about the episode it has just played."""
+
+    def agents(self) -> list[AgentId]:
+        """Return the agents that take part in the episode as it began."""
 
     def system_prompt(self, agent: AgentId) -> str | None:
         """Return the system prompt of an agent."""
@@ -142,12 +147,14 @@ class SingleDriver(_EnvDriver):
                 f"step returned {result!r:.100}; expected (observation, reward, terminated, truncated, info)"
             )
         observation, reward, terminated, truncated, info = result
-        outcome = Outcome(
-            SINGLE_AGENT, _reward(reward, info), _info(info), bool(truncated) and not terminated
-        )
+        outcome = _outcome(SINGLE_AGENT, reward, info, bool(truncated) and not terminated)
         if terminated or truncated:
             return State([], [outcome])
-        return State([Request(SINGLE_AGENT, _messages(observation), _info(info))], [outcome])
+        return State([Request(SINGLE_AGENT, _messages(observation), outcome.info)], [outcome])
+
+    def agents(self) -> list[AgentId]:
+        """Return the one agent."""
+        return [SINGLE_AGENT]
 
     def system_prompt(self, agent: AgentId) -> str | None:
         """Return the system prompt."""
@@ -160,6 +167,10 @@ class SingleDriver(_EnvDriver):
 
 class _SeatedDriver(_EnvDriver):
     """What AEC and parallel environments have in common: prompts and tools per agent."""
+
+    def agents(self) -> list[AgentId]:
+        """Return the agents that are there."""
+        return list(self._env.agents)
 
     def system_prompt(self, agent: AgentId) -> str | None:
         """Return the system prompt of an agent."""
@@ -194,7 +205,7 @@ class AECDriver(_SeatedDriver):
             if agent != self._env.agent_selection:
                 reward = getattr(self._env, "_cumulative_rewards", {}).get(agent, 0.0)  # as `last()` reads it
                 info = self._env.infos.get(agent, {})
-                outcomes.append(Outcome(agent, _reward(reward, info), _info(info)))
+                outcomes.append(_outcome(agent, reward, info, truncated=False))
         return outcomes
 
     def _next(self) -> State:
@@ -207,9 +218,7 @@ class AECDriver(_SeatedDriver):
                     f"last() returned {result!r:.100}; expected (observation, reward, terminated, truncated, info)"
                 )
             observation, reward, terminated, truncated, info = result
-            outcomes.append(
-                Outcome(agent, _reward(reward, info), _info(info), bool(truncated) and not terminated)
-            )
+            outcomes.append(_outcome(agent, reward, info, bool(truncated) and not terminated))
             if not (terminated or truncated):
                 return State([_seat_request(agent, observation, info)], outcomes)
             self._env.step(None)
@@ -246,10 +255,10 @@ class ParallelDriver(_SeatedDriver):
                 f"step gave rewards to {sorted(strangers)}, who took no part; acting: {sorted(actions)}"
             )
         outcomes = [
-            Outcome(
+            _outcome(
                 agent,
-                _reward(rewards.get(agent, 0.0), infos.get(agent, {})),
-                _info(infos.get(agent, {})),
+                rewards.get(agent, 0.0),
+                infos.get(agent, {}),
                 bool(truncations.get(agent)) and not terminations.get(agent),
             )
             for agent in actions
@@ -309,19 +318,33 @@ def _text(text: str) -> str:
     return text
 
 
+def _outcome(agent: AgentId, reward: Any, info: Any, truncated: bool) -> Outcome:
+    if not _is_number(reward):
+        raise EnvError(f"the reward is {reward!r:.60}; expected a finite number")
+    value, info = float(reward), _info(info)
+    if "rewards" in info and not math.isclose(sum(info["rewards"].values()), value, abs_tol=1e-6):
+        raise EnvError(f"info['rewards'] = {info['rewards']} does not sum to the reward {value}")
+    return Outcome(agent, value, info, truncated)
+
+
 def _info(info: Any) -> Info:
     """Return an info whose three keys with a meaning mean it; see `agentgym.env`."""
-    if not isinstance(info, Mapping):
+    if type(info) is not dict and not isinstance(info, Mapping):  # the second question is slow
         raise EnvError(f"info is {type(info).__name__}; expected a dictionary")
     if "success" in info and not _is_number(info["success"]):
         raise EnvError(f"info['success'] is {info['success']!r:.60}; expected a number from 0 to 1")
     for name in ("rewards", "metrics"):
-        parts = info.get(name, {})
-        if not isinstance(parts, Mapping) or not all(
-            isinstance(key, str) and _is_number(value) for key, value in parts.items()
-        ):
-            raise EnvError(f"info[{name!r}] is {parts!r:.100}; expected a dictionary of names and numbers")
+        if name in info and not _are_numbers(info[name]):
+            raise EnvError(
+                f"info[{name!r}] is {info[name]!r:.100}; expected a dictionary of names and numbers"
+            )
     return info
+
+
+def _are_numbers(parts: Any) -> bool:
+    return isinstance(parts, Mapping) and all(
+        isinstance(key, str) and _is_number(value) for key, value in parts.items()
+    )
 
 
 def _is_number(value: Any) -> bool:
@@ -329,12 +352,3 @@ def _is_number(value: Any) -> bool:
         return math.isfinite(float(value)) and not isinstance(value, str)
     except (TypeError, ValueError, OverflowError):
         return False
-
-
-def _reward(reward: Any, info: Any) -> float:
-    if not _is_number(reward):
-        raise EnvError(f"the reward is {reward!r:.60}; expected a finite number")
-    value, parts = float(reward), _info(info).get("rewards")
-    if parts is not None and not math.isclose(sum(parts.values()), value, abs_tol=1e-6):
-        raise EnvError(f"info['rewards'] = {parts} does not sum to the reward {value}")
-    return value

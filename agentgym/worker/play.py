@@ -14,11 +14,10 @@ from agentgym.policy.client import Policy
 from agentgym.policy.template import ChatTokenizer
 from agentgym.policy_config import PolicyConfig
 from agentgym.protocol import Lease
-from agentgym.registry import make, spec
+from agentgym.registry import spec
 from agentgym.rewards import Rewards
-from agentgym.worker.calls import EnvCalls
-from agentgym.worker.driver import DRIVERS
 from agentgym.worker.local_server import local_server, tiny_tokenizer
+from agentgym.worker.pool import EnvPool
 from agentgym.worker.rollout import Rollout
 from agentgym.worker.seating import Seating, Served
 
@@ -64,12 +63,11 @@ async def _play(
                 f"{env_id} has no scripted policy; name one as 'module:Class', or a model's folder"
             )
         policy = list(env_spec.scripted)[-1]
-    calls = EnvCalls(4)
-    config = EnvConfig(id=env_id)
-    rewards = Rewards.of(config, env_spec)
-    driver = DRIVERS[env_spec.kind](make(env_id))
+    env = EnvConfig(id=env_id)
+    rewards = Rewards.of(env, env_spec)
+    pool = EnvPool(env, slots=1)
     seating = Seating(
-        config,
+        env,
         env_spec,
         {policy: PolicyConfig(model=policy) if client else PolicyConfig(scripted=policy)},
         sampling=SamplingConfig(max_tokens=MAX_TOKENS),
@@ -87,7 +85,8 @@ async def _play(
             sampling_seed=number,
             policies={"*": policy},
         )
-        rollout = Rollout(lease, driver, config=config, calls=calls, make_seat=seating.seat, rewards=rewards)
-        episode = (await rollout.play()).episode
-        console.print(Markdown(render_episode(episode, tokenizer.decode)))
-    driver.close()
+        host = await pool.take()
+        play = await Rollout(lease, host, config=env, make_seat=seating.seat, rewards=rewards).play()
+        pool.give_back(host, reusable=play.reusable)
+        console.print(Markdown(render_episode(play.episode, tokenizer.decode)))
+    await pool.close()

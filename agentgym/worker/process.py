@@ -9,7 +9,6 @@ import logging
 import os
 import random
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import zmq
@@ -21,9 +20,11 @@ from agentgym.episode_codec import encode_episode
 from agentgym.errors import AgentGymError, EnvError, RunError, WireError
 from agentgym.lifeline import die_with_parent
 from agentgym.log import setup_logging
+from agentgym.memory import memory_gib
 from agentgym.policy.client import PolicyClient
 from agentgym.policy.template import ChatTokenizer
 from agentgym.protocol import (
+    EXIT_REPLACE,
     Ack,
     Cancel,
     Drain,
@@ -32,32 +33,19 @@ from agentgym.protocol import (
     Heartbeat,
     Hello,
     Lease,
+    Leaving,
     Ready,
     Servers,
     Welcome,
 )
-from agentgym.registry import EnvSpec, make, spec
+from agentgym.registry import EnvSpec, spec
 from agentgym.rewards import Rewards
 from agentgym.wire import PROTOCOL_VERSION, Channel, Packet, open_socket
-from agentgym.worker.calls import EnvCalls
-from agentgym.worker.driver import DRIVERS, Driver
+from agentgym.worker.pool import EnvPool, Host
 from agentgym.worker.rollout import Rollout, unplayed
 from agentgym.worker.seating import Seating, Served
 
-CLOSE_SECONDS = 5.0
-"""For an environment's `close`; the coordinator waits for its workers twice as long."""
-EXIT_EXHAUSTED = 75
-"""Exit status of a worker that asks to be replaced (EX_TEMPFAIL)."""
-
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Playable:
-    """An environment and the thread that all its calls run in."""
-
-    driver: Driver
-    calls: EnvCalls
 
 
 class Worker:
@@ -80,23 +68,22 @@ class Worker:
             tokenizer=tokenizers[config.model],
             trained=config.policies_to_train,
         )
-        self._calls = EnvCalls(2 * config.workers.slots)
-        self._idle: list[_Playable] = []
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._closing: set[asyncio.Task[None]] = set()
         self._unacknowledged: set[int] = set()
         self._clients: dict[str, PolicyClient] = {}
         """By policy that is served."""
         self._channel: Channel | None = None
         self._welcomed = asyncio.Event()
+        self._leaving = self._left = False
+        """It wants to be replaced; the coordinator knows, and sends no more leases."""
         self._ended = asyncio.Event()
         self._refusal = ""
         self._heard = time.monotonic()
-        self._turns = 0
+        self._played = self._turns = 0
         self._cpu = CpuShare()
 
-    async def run(self) -> None:
-        """Work until the coordinator says drain.
+    async def run(self) -> bool:
+        """Work until the coordinator says drain, or until it is time to be replaced; return whether it is.
 
         Raises:
             RunError: the coordinator refuses this worker, or has fallen silent.
@@ -109,6 +96,7 @@ class Worker:
             policy: Served(client, self._tokenizers[policy], self._config.server.max_model_len)
             for policy, client in self._clients.items()
         }
+        self._pool = EnvPool(self._config.env, slots=self._config.workers.slots)
         self._channel = Channel(socket, self._receive, self._garbage)
         limits = self._config.coordinator
         try:
@@ -127,9 +115,16 @@ class Worker:
                 silence = time.monotonic() - self._heard
                 if silence > limits.heartbeat_timeout * 3:
                     raise RunError(f"nothing heard from the coordinator for {silence:.0f} s")
-                if self._calls.exhausted:
-                    _logger.error("too many environment calls never returned; asking to be replaced")
-                    os._exit(EXIT_EXHAUSTED)
+                if self._pool.exhausted:
+                    raise RunError(
+                        "too many environment calls never returned; this worker has no thread left"
+                    )
+                if not self._leaving and (why := await self._worn_out()):
+                    _logger.info("asking to be replaced: %s", why)
+                    self._leaving = True
+                    self._channel.send(Leaving())
+                if self._left and not self._tasks and not self._unacknowledged:
+                    return True
                 try:
                     async with asyncio.timeout(limits.heartbeat_interval):
                         await self._ended.wait()
@@ -137,9 +132,21 @@ class Worker:
                     pass
             if self._refusal:
                 raise RunError(f"the coordinator at {self._address} says: {self._refusal}")
+            return False
         finally:
             await self._end()
             context.destroy()
+
+    async def _worn_out(self) -> str:
+        """Return why this worker should be replaced, or nothing."""
+        limits = self._config.workers
+        if limits.max_episodes is not None and self._played >= limits.max_episodes:
+            return f"it has played {self._played} episodes"
+        if limits.max_memory_gib is not None:
+            used = await asyncio.to_thread(memory_gib, os.getpid())
+            if used > limits.max_memory_gib:
+                return f"it and its environments use {used:.2f} GiB"
+        return ""
 
     def _stats(self) -> dict[str, float]:
         return {
@@ -156,7 +163,7 @@ class Worker:
         for play in plays:
             play.cancel()
         await asyncio.gather(*plays, return_exceptions=True)
-        await asyncio.gather(*self._closing, *map(self._close, self._idle))
+        await self._pool.close()
         self._channel.close()
         for client in self._clients.values():
             client.close()
@@ -180,6 +187,8 @@ class Worker:
             case Cancel():
                 if (task := self._tasks.get(header.lease_id)) is not None:
                     task.cancel()
+            case Leaving():
+                self._left = True
             case Drain():
                 self._ended.set()
             case Heartbeat():
@@ -198,24 +207,24 @@ class Worker:
 
     async def _play(self, lease: Lease) -> None:
         assert self._channel is not None
-        env: _Playable | None = None
+        host: Host | None = None
         reusable = False
         try:
             try:
-                env = self._idle.pop() if self._idle else await self._make_env()
+                host = await self._pool.take()
             except EnvError as failure:
                 episode = unplayed(lease, self._config.env.id, failure)
             else:
                 rollout = Rollout(
                     lease,
-                    env.driver,
+                    host,
                     config=self._config.env,
-                    calls=env.calls,
                     make_seat=self._seating.seat,
                     rewards=self._rewards,
                 )
                 play = await rollout.play()
                 episode, reusable = play.episode, play.reusable
+            self._played += 1
             self._turns += turns_of(episode.trajectories)
             header, arrays = encode_episode(episode)
             self._unacknowledged.add(lease.lease_id)
@@ -225,40 +234,10 @@ class Worker:
             self._channel.send(Error(text=f"{type(error).__name__}: {error}", fatal=True))
         finally:
             self._tasks.pop(lease.lease_id, None)
-            if env is not None:
-                self._put_back(env, reusable)
-            self._channel.send(Ready(credits=1))
-
-    def _put_back(self, env: "_Playable", reusable: bool) -> None:
-        """Keep an environment for the next lease, or close it where its state is unknown."""
-        if reusable:
-            self._idle.append(env)
-        else:
-            task = asyncio.create_task(self._close(env))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-
-    async def _close(self, env: _Playable) -> None:
-        # Closing from another thread may free a call that does not return; waiting behind it never would.
-        calls = self._calls if env.calls.stuck else env.calls
-        try:
-            await calls.run("close", CLOSE_SECONDS, env.driver.close)
-        except EnvError as error:
-            _logger.warning("an environment was left behind: %s", error)
-        env.calls.close()
-
-    async def _make_env(self) -> "_Playable":
-        calls = self._calls.of_one_env()
-        try:
-            env = await calls.run(
-                f"making {self._config.env.id}",
-                self._config.env.reset_timeout,
-                lambda: make(self._config.env.id, **self._config.env.kwargs),
-            )
-        except EnvError:
-            calls.close()
-            raise
-        return _Playable(DRIVERS[self._spec.kind](env), calls)
+            if host is not None:
+                self._pool.give_back(host, reusable=reusable)
+            if not self._leaving:
+                self._channel.send(Ready(credits=1))
 
 
 def main(config: Config, *, name: str, coordinator: str, parent_pid: int | None) -> None:
@@ -269,9 +248,9 @@ def main(config: Config, *, name: str, coordinator: str, parent_pid: int | None)
     # Environments that draw from the process-global generators at least start from a known state.
     random.seed(config.run.seed)
     np.random.seed(config.run.seed)
-    status = 0
     try:
-        asyncio.run(Worker(config, name=name, coordinator=coordinator).run())
+        replace = asyncio.run(Worker(config, name=name, coordinator=coordinator).run())
+        status = EXIT_REPLACE if replace else 0
     except AgentGymError as error:
         _logger.error("%s: %s", type(error).__name__, error)
         status = 1

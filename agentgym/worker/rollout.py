@@ -4,6 +4,7 @@ Whatever happens, `play` returns an episode: what an environment or a policy doe
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,14 +13,18 @@ from agentgym.config import EnvConfig
 from agentgym.episode import EndReason, Episode, Status, status_of
 from agentgym.errors import EnvError, IntegrityError, ModelError, PolicyError
 from agentgym.messages import AgentId, Message
+from agentgym.policy.scripted import Script
 from agentgym.protocol import Lease
-from agentgym.rewards import Rewards, score
-from agentgym.worker.calls import EnvCalls
-from agentgym.worker.driver import Driver, Outcome, State
+from agentgym.rewards import Rewards, Score
+from agentgym.worker.driver import Outcome, State
+from agentgym.worker.pool import Host
 from agentgym.worker.seat import Seat
+from agentgym.worker.table import Hop, Move, Opening
 
-SeatMaker = Callable[[AgentId, Driver, Lease], Seat]
+SeatMaker = Callable[[AgentId, Opening, Lease], Seat]
 NO_REWARDS = Rewards()
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +56,22 @@ class Rollout:
     def __init__(
         self,
         lease: Lease,
-        driver: Driver,
+        host: Host,
         *,
         config: EnvConfig,
-        calls: EnvCalls,
         make_seat: SeatMaker,
         rewards: Rewards = NO_REWARDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare the play; nothing is called yet."""
         self._lease = lease
-        self._driver = driver
+        self._host = host
         self._config = config
-        self._calls = calls
         self._make_seat = make_seat
         self._rewards = rewards
         self._clock = clock
         self._seats: dict[AgentId, Seat] = {}
+        self._truncated = self._env_scores = False
 
     async def play(self) -> Play:
         """Play to the end and return the episode, a failed one if need be."""
@@ -78,6 +82,7 @@ class Rollout:
             try:
                 episode = await self._scored(episode)
             except EnvError as failure:
+                self._log(failure)
                 episode = replace(
                     episode, end_reason=EndReason.ENV_FAILED, error=f"{self._config.id}: {failure}"
                 )
@@ -90,6 +95,7 @@ class Rollout:
             async with asyncio.timeout(self._config.episode_timeout):
                 return await self._turns(), ""
         except EnvError as failure:  # before TimeoutError, which EnvTimeoutError is too
+            self._log(failure)
             return EndReason.ENV_FAILED, f"{self._config.id}: {failure}"
         except ModelError as failure:  # the chat template refuses what the environment said
             return EndReason.ENV_FAILED, f"{self._config.id}: {failure}"
@@ -116,57 +122,79 @@ class Rollout:
 
     async def _scored(self, episode: Episode) -> Episode:
         """Return the episode with what reward functions give; they run where the environment's calls run."""
-        rewards, driver = self._rewards, self._driver
-        if not (driver.scores or rewards.functions):
+        rewards = self._rewards
+        if not (self._env_scores or rewards.paths):
             return episode
-        if self._calls.stuck:
+        if self._host.stuck:
             raise EnvError("the episode cannot be scored: the environment never returned from its last call")
-        scores = await self._calls.run(
-            "scoring",
-            self._config.reward_timeout,
-            lambda: [*driver.score(episode), *score(rewards.functions, episode)],
+        scores = await self._host.run(
+            "scoring", self._config.reward_timeout, "score", episode, list(rewards.paths)
         )
-        return rewards.credit(episode, scores)
+        return rewards.credit(episode, [Score(*score) for score in scores])
+
+    def _log(self, failure: EnvError) -> None:
+        """Log where users' code failed: the traceback here, or the one that came with the error from a process."""
+        notes = "".join(f"\n{note}" for note in getattr(failure, "__notes__", []))
+        cause = failure.__cause__
+        _logger.warning(
+            "%s, seed %d: %s%s", self._config.id, self._lease.seed, failure, notes, exc_info=cause
+        )
 
     async def _turns(self) -> EndReason:
-        state = await self._calls.run(
-            "reset", self._config.reset_timeout, self._driver.reset, self._lease.seed
-        )
-        self._credit(state.outcomes)
-        truncated = False
-        while not state.over:
+        hop: Hop = await self._host.run("reset", self._config.reset_timeout, "reset", self._lease.seed)
+        self._env_scores = hop.scores
+        while True:
+            scripts = self._meet(hop)
+            for move in hop.moves:
+                cut = self._take_in(move)
+                if cut is not None:
+                    self._credit(move.outstanding)
+                    return cut
+            if hop.failure is not None:
+                raise hop.failure
+            state = hop.moves[-1].state
+            if state.over:
+                return EndReason.ENV_TRUNCATED if self._truncated else EndReason.TERMINATED
             answers = await self._answers(state)
-            cut = [answer for answer in answers.values() if isinstance(answer, EndReason)]
-            if cut:
-                timeout = self._config.step_timeout
-                self._credit(await self._calls.run("reading rewards", timeout, self._driver.outstanding))
-                return cut[0]
-            state = await self._calls.run("step", self._config.step_timeout, self._driver.act, answers)
-            self._credit(state.outcomes)
-            truncated = truncated or any(outcome.truncated for outcome in state.outcomes)
-        return EndReason.ENV_TRUNCATED if truncated else EndReason.TERMINATED
+            hop = await self._host.run("step", self._config.step_timeout, "act", answers, scripts)
 
-    async def _answers(self, state: State) -> dict[AgentId, Message | EndReason]:
-        requests = state.requests
-        if len(requests) == 1:  # nearly always; saves a task per turn
-            request = requests[0]
-            return {request.agent: await self._seat(request.agent).answer(request.messages, request.info)}
+    def _meet(self, hop: Hop) -> dict[AgentId, Script]:
+        """Seat the agents that are new; return the scripts of those that play where the environment is."""
+        scripts = {}
+        for agent, opening in hop.openings.items():
+            seat = self._seats[agent] = self._make_seat(agent, opening, self._lease)
+            if seat.script is not None:
+                scripts[agent] = seat.script
+        return scripts
+
+    def _take_in(self, move: Move) -> EndReason | None:
+        """Record a move; return why the play ends here, if one of the agents cannot go on."""
+        for agent, message in move.answers.items():
+            self._seats[agent].say(message)
+        self._credit(move.state.outcomes)
+        for request in move.state.requests:
+            cut = self._seats[request.agent].hear(request.messages)
+            if cut is not None:
+                return cut
+        return None
+
+    async def _answers(self, state: State) -> dict[AgentId, Message]:
+        """Return the answers of those whom a model plays."""
+        agents = [r.agent for r in state.requests if self._seats[r.agent].script is None]
+        if len(agents) <= 1:  # nearly always; saves a task per turn
+            return {agent: await self._seats[agent].answer() for agent in agents}
         answers = await asyncio.gather(
-            *(self._seat(r.agent).answer(r.messages, r.info) for r in requests), return_exceptions=True
+            *(self._seats[agent].answer() for agent in agents), return_exceptions=True
         )
-        by_agent: dict[AgentId, Message | EndReason] = {}
-        for request, answer in zip(requests, answers, strict=True):
+        by_agent: dict[AgentId, Message] = {}
+        for agent, answer in zip(agents, answers, strict=True):
             if isinstance(answer, BaseException):
                 raise answer
-            by_agent[request.agent] = answer
+            by_agent[agent] = answer
         return by_agent
-
-    def _seat(self, agent: AgentId) -> Seat:
-        if agent not in self._seats:
-            self._seats[agent] = self._make_seat(agent, self._driver, self._lease)
-        return self._seats[agent]
 
     def _credit(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             reward = self._rewards.weigh(outcome.reward, outcome.info.get("rewards", {}))
-            self._seat(outcome.agent).earn(reward, outcome.info)
+            self._seats[outcome.agent].earn(reward, outcome.info)
+            self._truncated |= outcome.truncated

@@ -3,18 +3,17 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from typing_extensions import TypeIs
 
 from agentgym.episode import NOT_SAMPLED, EndReason, Trajectory, Turn
 from agentgym.errors import PolicyError, PolicyUnavailableError
-from agentgym.messages import AgentId, Message, ToolSchema, system
+from agentgym.messages import AgentId, Message, ToolSchema, shortened, system
 from agentgym.policy.client import Completion, Policy, Sampling
 from agentgym.policy.endpoint import Endpoint
-from agentgym.policy.scripted import ScriptedPolicy
+from agentgym.policy.scripted import Script
 from agentgym.policy.template import ChatTokenizer
 from agentgym.policy.tokens import Conversation, Span
 
@@ -49,7 +48,7 @@ class Limits:
     """See `env.max_observation_chars`."""
 
 
-Player = Policy | ScriptedPolicy | Endpoint
+Player = Policy | Script | Endpoint
 
 
 class Seat:
@@ -69,10 +68,12 @@ class Seat:
         tools: list[ToolSchema],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin a conversation for the agent."""
+        """Begin a conversation for the agent; a script answers elsewhere, and `say` records it."""
         self.agent = agent
         self.metrics: dict[str, float] = {}
         self._policy = policy
+        self.script = player if isinstance(player, Script) else None
+        """Who plays where the environment is; its answers come in by `say`."""
         self._player = player
         self._trainable = trainable
         self._tokenizer = tokenizer
@@ -84,25 +85,50 @@ class Seat:
         self._conversation: Conversation | None = None
         self._turns: list[_Draft] = []
 
-    async def answer(self, new: list[Message], info: Mapping[str, Any]) -> Message | EndReason:
-        """Return the agent's answer to the new messages, or why it cannot give one."""
+    def hear(self, new: list[Message]) -> EndReason | None:
+        """Take in the messages that the agent must answer; return why it cannot, if so."""
         if len(self._turns) >= self._limits.max_turns:
             return EndReason.MAX_TURNS
-        conversation = self._hear(new)
+        limit = self._limits.max_observation_chars
+        if limit is not None:
+            new = shortened(new, limit)
+        if self._conversation is None:
+            self._conversation = Conversation(self._tokenizer)
+            self._conversation.initial([*self._opening, *new], self._tools)
+        else:
+            self._conversation.append_messages(new)
         # What a teacher says is read by the model that is trained; the words of an opponent never are.
-        room = self._limits.max_tokens - len(conversation.prompt)
-        if room < 1 and (self._trainable or not _is_worded(self._player)):
+        read = self._trainable or not isinstance(self._player, Script | Endpoint)
+        if read and self._room() < 1:
             return EndReason.CONTEXT if self._limits.context else EndReason.MAX_TOKENS
-        if not _is_worded(self._player):
-            return await self._sampled(self._player, conversation, room)
-        if not isinstance(self._player, Endpoint):
-            message = self._scripted(self._player, conversation, info)
-            self._write_down(message, "scripted", conversation)
+        return None
+
+    def say(self, message: Message, finish: str = "scripted", seconds: float = 0.0) -> None:
+        """Record an answer that came as words to what was heard last, in the tokens that our model would use."""
+        assert self._conversation is not None
+        tokens = self._tokenizer.encode_answer(message)
+        unsampled = np.full(len(tokens), NOT_SAMPLED, np.int32)
+        span = self._conversation.append_sampled(
+            tokens, np.zeros(len(tokens), np.float32), unsampled, message=message
+        )
+        self._turns.append(_Draft(span, message, finish, seconds))
+
+    async def answer(self) -> Message:
+        """Ask the policy for the answer to what was heard last.
+
+        Raises:
+            PolicyError: it gave none.
+        """
+        assert self._conversation is not None
+        assert not isinstance(self._player, Script)
+        if isinstance(self._player, Endpoint):
+            start, timeout = self._clock(), self._limits.request_timeout
+            message, finish = await self._player.chat(
+                self._conversation.messages, self._tools, timeout=timeout
+            )
+            self.say(message, finish, self._clock() - start)
             return message
-        start, timeout = self._clock(), self._limits.request_timeout
-        message, finish = await self._player.chat(conversation.messages, self._tools, timeout=timeout)
-        self._write_down(message, finish, conversation, self._clock() - start)
-        return message
+        return await self._sampled(self._player, self._conversation)
 
     def earn(self, reward: float, info: Mapping[str, Any]) -> None:
         """Credit the agent's latest turn, and take over the numbers in the environment's info."""
@@ -143,45 +169,9 @@ class Seat:
                 )
         return records
 
-    def _hear(self, new: list[Message]) -> Conversation:
-        limit = self._limits.max_observation_chars
-        if limit is not None:
-            new = [message | {"content": shortened(message["content"], limit)} for message in new]
-        if self._conversation is None:
-            self._conversation = Conversation(self._tokenizer)
-            self._conversation.initial([*self._opening, *new], self._tools)
-        else:
-            self._conversation.append_messages(new)
-        return self._conversation
-
-    def _scripted(
-        self, player: ScriptedPolicy, conversation: Conversation, info: Mapping[str, Any]
-    ) -> Message:
-        try:
-            message = player.act(list(conversation.messages), self._tools, dict(info))
-        except Exception as error:  # the boundary to code that users wrote
-            raise PolicyError(f"policy {self._policy!r} raised {type(error).__name__}: {error}") from error
-        if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
-            raise PolicyError(
-                f"policy {self._policy!r} answered {message!r:.100}; expected {{'role': 'assistant', 'content': text}}"
-            )
-        return message
-
-    def _write_down(
-        self, message: Message, finish: str, conversation: Conversation, seconds: float = 0.0
-    ) -> None:
-        """Record an answer that came as words, in the tokens that our model would use for them."""
-        tokens = self._tokenizer.encode_answer(message)
-        unsampled = np.full(len(tokens), NOT_SAMPLED, np.int32)
-        span = conversation.append_sampled(
-            tokens, np.zeros(len(tokens), np.float32), unsampled, message=message
-        )
-        self._turns.append(_Draft(span, message, finish, seconds))
-
-    async def _sampled(self, player: Policy, conversation: Conversation, room: int) -> Message:
+    async def _sampled(self, player: Policy, conversation: Conversation) -> Message:
         prompt, routes_start = conversation.prompt, conversation.routes_start
-        sampling = replace(self._sampling, max_tokens=min(self._sampling.max_tokens, room))
-        completion = await self._complete(player, prompt, sampling, routes_start)
+        completion = await self._complete(player, prompt, self._sampling.within(self._room()), routes_start)
         if completion.finish_reason == "abort" or not len(completion.tokens):
             raise PolicyError(
                 f"policy {self._policy!r}: the server broke the answer off; the episode is lost"
@@ -197,6 +187,10 @@ class Seat:
         self._turns.append(_Draft(span, message, completion.finish_reason, completion.seconds))
         return message
 
+    def _room(self) -> int:
+        """Return how many tokens the next answer may have."""
+        return self._limits.max_tokens - len(self._conversation.prompt) if self._conversation else 0
+
     async def _complete(
         self, player: Policy, prompt: list[int], sampling: Sampling, routes_start: int
     ) -> Completion:
@@ -210,17 +204,3 @@ class Seat:
                 if left <= RETRY_SECONDS:
                     raise
             await asyncio.sleep(RETRY_SECONDS)
-
-
-def shortened(text: str, limit: int) -> str:
-    """Return a text with at most `limit` of its characters: its beginning, a mark, and its end."""
-    left_out = len(text) - limit
-    if left_out <= 0:
-        return text
-    head = (limit + 1) // 2
-    return f"{text[:head]}\n[... {left_out} characters left out ...]\n{text[head + left_out :]}"
-
-
-def _is_worded(player: Player) -> TypeIs[ScriptedPolicy | Endpoint]:
-    """Whether a player answers with messages, not with tokens."""
-    return not hasattr(player, "complete")  # isinstance on a protocol costs more than a scripted answer

@@ -12,13 +12,13 @@ from agentgym.config import EnvConfig, SamplingConfig
 from agentgym.messages import AgentId
 from agentgym.policy.client import Policy, Sampling
 from agentgym.policy.endpoint import Endpoint
-from agentgym.policy.scripted import load_scripted
+from agentgym.policy.scripted import Script
 from agentgym.policy.template import ChatTokenizer
 from agentgym.policy_config import PolicyConfig
 from agentgym.protocol import Lease
 from agentgym.registry import EnvSpec
-from agentgym.worker.driver import Driver
 from agentgym.worker.seat import Limits, Player, Seat
+from agentgym.worker.table import Opening
 
 DEFAULT_MAX_TURNS = 32
 
@@ -53,7 +53,7 @@ class Seating:
             ConfigError: the API key of an endpoint is missing.
         """
         self._env = env
-        self._spec = env_spec
+        self._max_turns = env.max_turns or env_spec.max_turns or DEFAULT_MAX_TURNS
         self._policies = policies
         self._sampling = sampling
         self._tokenizer = tokenizer
@@ -65,12 +65,8 @@ class Seating:
             if policy.kind == "endpoint"
         }
 
-    def seat(self, agent: AgentId, driver: Driver, lease: Lease) -> Seat:
-        """Return a new seat for an agent of the episode of `lease`.
-
-        Raises:
-            ConfigError: there is no such scripted policy.
-        """
+    def seat(self, agent: AgentId, opening: Opening, lease: Lease) -> Seat:
+        """Return a new seat for an agent of the episode of `lease`."""
         name = lease.policies.get(agent) or lease.policies["*"]
         policy, _, _ = name.partition("@")  # a pool's snapshot: which one its servers hold is not ours to say
         served = self.served.get(policy)
@@ -78,13 +74,13 @@ class Seating:
         return Seat(
             agent,
             name,
-            self._player(policy, agent, lease),
+            self._player(policy, lease),
             trainable=policy in self._trained,
             tokenizer=tokenizer,
             sampling=Sampling(**self._sampling.model_dump(), stop_token_ids=tuple(tokenizer.stop_token_ids)),
             limits=self._limits(served),
-            system_prompt=driver.system_prompt(agent),
-            tools=driver.tools(agent),
+            system_prompt=opening.system_prompt,
+            tools=opening.tools,
         )
 
     async def close(self) -> None:
@@ -92,19 +88,17 @@ class Seating:
         for endpoint in self._endpoints.values():
             await endpoint.close()
 
-    def _player(self, policy: str, agent: AgentId, lease: Lease) -> Player:
+    def _player(self, policy: str, lease: Lease) -> Player:
         scripted = self._policies[policy].scripted or lease.teacher
         if not scripted:
             return self._endpoints.get(policy) or self.served[policy].client
-        player = load_scripted(scripted, lease.sampling_seed, env_spec=self._spec)
-        player.reset(agent, lease.seed)
-        return player
+        return Script(policy, scripted, lease.sampling_seed, self._max_turns, self._env.max_observation_chars)
 
     def _limits(self, served: Served | None) -> Limits:
         context = served.max_model_len if served else sys.maxsize
         budget = self._env.max_tokens
         return Limits(
-            max_turns=self._env.max_turns or self._spec.max_turns or DEFAULT_MAX_TURNS,
+            max_turns=self._max_turns,
             max_tokens=context if budget is None else min(context, budget),
             context=budget is None or context <= budget,
             request_timeout=self._env.episode_timeout,

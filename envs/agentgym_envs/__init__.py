@@ -19,6 +19,7 @@ def register_envs() -> None:
         "agentgym_envs.guess_number.env:GuessNumber",
         kind="single",
         scripted=_policies("guess_number", random="RandomGuess", noisy="NoisyGuess", expert="Bisection"),
+        isolation="shared",
     )
     register(
         "agentgym/Calculator-v0",
@@ -26,18 +27,21 @@ def register_envs() -> None:
         kind="single",
         max_turns=4,
         scripted=_policies("calculator", noisy="NoisyCalculator", expert="CalculatorExpert"),
+        isolation="shared",
     )
     register(
         "agentgym/TicTacToe-v0",
         "agentgym_envs.tictactoe.env:TicTacToe",
         kind="aec",
         scripted=_policies("tictactoe", random="RandomMove", noisy="NoisyMove", expert="Minimax"),
+        isolation="shared",
     )
     register(
         "agentgym/SplitCoins-v0",
         "agentgym_envs.split_coins.env:SplitCoins",
         kind="parallel",
         scripted=_policies("split_coins", random="RandomClaim", fair="FairClaim", expert="FairClaim"),
+        isolation="shared",
     )
 
 

@@ -7,15 +7,18 @@ from live_run import Run, leased, play, small_run
 from wire_peers import FakeWorker, play_well
 
 from agentgym.episode import EndReason, Episode
+from agentgym.episode_codec import encode_episode
 from agentgym.protocol import (
     Ack,
     BatchHeader,
     BatchRequest,
+    Drain,
     EpisodeDone,
     Error,
     Heartbeat,
     Hello,
     Lease,
+    Leaving,
     Ready,
     Servers,
     StepDone,
@@ -24,18 +27,19 @@ from agentgym.protocol import (
 
 def test_a_worker_that_vanishes_in_the_middle_loses_nothing(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with play(small_run(run={"steps": 1}), tmp_path) as cast:
+        config = small_run(run={"steps": 1}, coordinator={"heartbeat_timeout": 0.5})
+        async with play(config, tmp_path) as cast:
             first, second, server, trainer = cast.worker(), cast.worker(), cast.server(), cast.trainer()
-            cast.start(server.serve(), trainer.train(cast.run.places.exchange))
+            cast.start(server.serve(), server.beat(0.1), trainer.train(cast.run.places.exchange))
             await first.hello("worker", "worker-0")
             first.send(Ready(credits=3))
             await first.next(Servers)
             held = [await leased(first) for _ in range(3)]
             first.answer(held[0], play_well(held[0]))
             assert (await acknowledged(first)).lease_id == held[0].lease_id
-            # Its successor says hello before anybody noticed; what the first one still sends is not used.
-            cast.start(second.work("worker-0"))
-            await cast.everyone_is_done()
+            # Its successor says hello before anybody noticed.
+            cast.start(second.work("worker-0"), second.beat(0.1))
+            await cast.run.task
             again = {(lease.group_id, lease.member) for lease in second.played}
             assert {(lease.group_id, lease.member) for lease in held[1:]} <= again
             assert (held[0].group_id, held[0].member) not in again
@@ -52,21 +56,66 @@ async def acknowledged(worker: FakeWorker) -> Ack:
     return header
 
 
-def test_answers_of_a_replaced_worker_are_refused(tmp_path: Path) -> None:
+def test_two_workers_of_one_name_keep_their_own_leases(tmp_path: Path) -> None:
     async def scene() -> None:
         async with play(small_run(), tmp_path) as cast:
+            first, second, server, trainer = cast.worker(), cast.worker(), cast.server(), cast.trainer()
+            cast.start(server.serve(), trainer.train(cast.run.places.exchange))
+            leases = []
+            for worker in (first, second):
+                await worker.hello("worker", "worker")
+                worker.send(Ready(credits=1))
+                leases.append(await leased(worker))
+            assert leases[0].lease_id != leases[1].lease_id
+            for worker, lease in zip((first, second), leases, strict=True):
+                worker.answer(lease, play_well(lease))
+                assert (await acknowledged(worker)).lease_id == lease.lease_id
+
+    within(30, scene())
+
+
+def test_a_worker_that_leaves_gets_no_more_leases_and_may_finish_those_it_has(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with play(small_run(run={"steps": 1}), tmp_path) as cast:
             first, second, server, trainer = cast.worker(), cast.worker(), cast.server(), cast.trainer()
             cast.start(server.serve(), trainer.train(cast.run.places.exchange))
             await first.hello("worker", "worker-0")
             first.send(Ready(credits=1))
             lease = await leased(first)
-            await second.hello("worker", "worker-0")
-            first.answer(lease, play_well(lease))
-            while not isinstance(header := (await first.packet()).header, Error):
-                pass
-            assert header.text == "'episode' before hello"
+            first.send(Leaving())
+            await first.next(Leaving)
+            cast.start(second.work("worker-1"))
+            fields, arrays = encode_episode(play_well(lease))
+            first.send(EpisodeDone(lease_id=lease.lease_id, episode=fields), arrays)
+            assert (await acknowledged(first)).lease_id == lease.lease_id
+            await cast.everyone_is_done()
+            assert len(second.played) >= 3
 
     within(30, scene())
+
+
+def test_a_worker_that_leaves_gives_its_credits_back(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with play(small_run(run={"steps": 1}), tmp_path) as cast:
+            first, second, server, trainer = cast.worker(), cast.worker(), cast.server(), cast.trainer()
+            await first.hello("worker", "worker-0")
+            first.send(Ready(credits=100))
+            first.send(Leaving())
+            while not isinstance((await first.packet()).header, Leaving):
+                pass
+            cast.start(second.work("worker-1"), server.serve(), trainer.train(cast.run.places.exchange))
+            await cast.everyone_is_done()
+            assert not [header for header in await drained(first) if isinstance(header, Lease)]
+
+    within(30, scene())
+
+
+async def drained(worker: FakeWorker) -> list[object]:
+    """All that a worker was sent until it was told to end."""
+    sent: list[object] = []
+    while not isinstance(header := (await worker.packet()).header, Drain):
+        sent.append(header)
+    return sent
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from agentgym.coordinator.supervisor import Child, Supervisor
 from agentgym.errors import RunError
-from agentgym.protocol import Role
+from agentgym.protocol import EXIT_REPLACE, Role
 
 CHILD = """
 import os, signal, sys, threading
@@ -96,6 +96,22 @@ def test_a_process_that_ends_is_named_with_its_status_and_started_again(tmp_path
         assert described == f"worker-0 (pid {first}) ended with status 3"
         assert (child.restarts, child.pid != first) == (1, True)
         assert ended(child) == 3
+
+
+def test_a_worker_that_leaves_to_be_replaced_is_started_again_and_not_counted(tmp_path: Path) -> None:
+    with nest(tmp_path, max_restarts=1) as made:
+        child = made.start("worker-0", ["exit", str(EXIT_REPLACE)])
+        for _ in range(3):
+            made.supervisor.heard("worker-0")
+            before = child.pid
+            assert ended(child) == EXIT_REPLACE
+            ((_, described),) = made.supervisor.restart_dead()
+            assert described == f"worker-0 (pid {before}) has left to be replaced"
+            assert (child.restarts, child.pid != before) == (0, True)
+        # Before its hello it had no reason to leave: that is a failure like any other.
+        ended(child)
+        made.supervisor.restart_dead()
+        assert child.restarts == 1
 
 
 def test_processes_that_live_are_left_alone(tmp_path: Path) -> None:

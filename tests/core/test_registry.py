@@ -38,6 +38,9 @@ USER_MODULE = """
         def step(self, action):
             return "", 0.0, True, False, {}
 
+    class Careful(Mine):
+        isolation = "shared"
+
     class Turns(AECEnv): ...
     class Together(ParallelEnv): ...
 
@@ -131,6 +134,15 @@ def test_a_users_class_is_found_in_the_working_directory(user_module):
     policy = load_scripted("say", 0, env_spec=found)
     policy.reset("agent", 0)
     assert policy.act([], [], {})["content"] == "hi"
+
+
+def test_an_environment_has_a_process_of_its_own_unless_it_is_declared_free_of_global_state(user_module):
+    isolated = {name: spec(f"{user_module}:{name}").isolation for name in ("Mine", "Careful", "Duck")}
+    assert isolated == {"Mine": "process", "Careful": "shared", "Duck": "process"}
+    assert spec("gymnasium:FrozenLake-v1").isolation == "process"
+    assert {env.isolation for env in list_envs() if env.id.startswith("agentgym/")} == {"shared"}
+    with pytest.raises(ConfigError, match="isolation = 'thread'; use 'shared' or 'process'"):
+        register("me/Threads-v0", f"{user_module}:Mine", kind="single", isolation="thread")
 
 
 def test_an_id_that_a_module_registers_is_found_through_the_module(user_module):

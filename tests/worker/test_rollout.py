@@ -1,5 +1,6 @@
 import asyncio
 import json
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -194,7 +195,8 @@ def test_a_step_that_takes_too_long_fails_the_episode(tokenizer: ChatTokenizer) 
     stuck.remove(env)
     env.close()
     assert (play.episode.end_reason, play.reusable) == (EndReason.ENV_FAILED, False)
-    assert play.episode.error == "toy: step did not return within 0.05 s"
+    assert play.episode.error.startswith("toy: step did not return within 0.05 s\n  at ")
+    assert re.search(r"toy_envs\.py, line \d+, in step", play.episode.error), "where it hangs is named"
 
 
 def test_an_episode_that_takes_too_long_is_truncated_and_keeps_its_turns(tokenizer: ChatTokenizer) -> None:

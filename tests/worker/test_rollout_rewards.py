@@ -73,7 +73,6 @@ def test_functions_run_in_the_thread_of_the_environment(tokenizer: ChatTokenizer
             return 0.0
 
     stage = Stage(tokenizer, FakePolicy(tokenizer, "x"))
-    stage.calls = stage.calls.of_one_env()
     stage.play(Bound())
     assert len(threads) == 1
     assert threading.get_ident() not in threads
@@ -99,13 +98,13 @@ def test_a_function_that_never_returns_fails_the_episode_after_its_time(tokenize
     play = stage.play(Scripted(says("bye", over=True)), reward_timeout=0.05)
     released.set()
     assert play.episode.end_reason is EndReason.ENV_FAILED
-    assert play.episode.error == "toy: scoring did not return within 0.05 s"
+    assert play.episode.error.startswith("toy: scoring did not return within 0.05 s")
 
 
 def test_failed_episodes_are_not_scored(tokenizer: ChatTokenizer) -> None:
     stage = Stage(tokenizer, FakePolicy(tokenizer, "x"), rewards=rewards_of("broken"))
     episode = stage.play(Scripted(raising(KeyError("map")))).episode
-    assert episode.error == "toy: step raised KeyError: 'map'"
+    assert episode.error.startswith("toy: step raised KeyError: 'map'")
 
 
 def test_an_episode_cut_by_a_limit_is_scored(tokenizer: ChatTokenizer) -> None:
@@ -118,7 +117,6 @@ def test_an_environment_that_is_stuck_cannot_score_its_episode(tokenizer: ChatTo
     let_go = threading.Event()
     env = Polite(lambda: let_go.wait(20) and says())
     stage = Stage(tokenizer, FakePolicy(tokenizer, "x"))
-    stage.calls = stage.calls.of_one_env()
     play = stage.play(env, episode_timeout=2.0)
     let_go.set()
     assert (play.episode.end_reason, play.reusable) == (EndReason.ENV_FAILED, False)

@@ -12,9 +12,8 @@ from agentgym.messages import assistant
 from agentgym.policy.template import ChatTokenizer
 from agentgym.policy_config import PolicyConfig
 from agentgym.protocol import Lease
-from agentgym.registry import make, spec
-from agentgym.worker.calls import EnvCalls
-from agentgym.worker.driver import DRIVERS
+from agentgym.registry import spec
+from agentgym.worker.pool import EnvPool
 from agentgym.worker.rollout import Rollout
 from agentgym.worker.seating import Seating, Served
 
@@ -46,13 +45,19 @@ def seating_of(
     )
 
 
-def rollout_of(seating: Seating, lease: Lease) -> Rollout:
-    driver = DRIVERS["aec"](make(TICTACTOE))
-    return Rollout(lease, driver, config=EnvConfig(id=TICTACTOE), calls=EnvCalls(1), make_seat=seating.seat)
+async def play_in(seating: Seating, lease: Lease) -> Episode:
+    env = EnvConfig(id=TICTACTOE)
+    pool = EnvPool(env, slots=1)
+    host = await pool.take()
+    try:
+        return (await Rollout(lease, host, config=env, make_seat=seating.seat).play()).episode
+    finally:
+        pool.give_back(host, reusable=True)
+        await pool.close()
 
 
 def play(seating: Seating, lease: Lease) -> Episode:
-    return within(20, rollout_of(seating, lease).play()).episode
+    return within(20, play_in(seating, lease))
 
 
 @pytest.mark.parametrize("seat", SEATS)
@@ -132,10 +137,8 @@ def test_a_seat_ends_at_the_smaller_of_the_context_and_the_budget(
 
 
 def test_a_scripted_policy_that_does_not_exist_is_named(tokenizer: ChatTokenizer) -> None:
-    driver = DRIVERS["aec"](make(TICTACTOE))
-    driver.reset(1)
     with pytest.raises(ConfigError, match="no scripted policy 'grandmaster'"):
-        seating_of(tokenizer).seat("player_1", driver, lease_of(teacher="grandmaster"))
+        play(seating_of(tokenizer), lease_of(teacher="grandmaster"))
 
 
 def test_an_endpoints_words_are_logged_in_our_tokens_and_never_trained(tokenizer: ChatTokenizer) -> None:
@@ -175,7 +178,7 @@ def against_an_endpoint(tokenizer: ChatTokenizer, answer: Answering) -> Episode:
             seating = seating_of(tokenizer, policies=policies)
             lease = lease_of(policies={"player_1": "expert", "player_2": "judge"})
             try:
-                return (await rollout_of(seating, lease).play()).episode
+                return await play_in(seating, lease)
             finally:
                 await seating.close()
 

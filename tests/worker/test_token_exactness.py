@@ -18,10 +18,9 @@ from agentgym.config import AlgorithmConfig
 from agentgym.coordinator.assemble import assemble
 from agentgym.episode import EndReason, Episode
 from agentgym.errors import IntegrityError
-from agentgym.messages import assistant, system, user
+from agentgym.messages import assistant, shortened_text, system, user
 from agentgym.policy.client import Completion, Sampling
 from agentgym.policy.template import ChatTokenizer
-from agentgym.worker.seat import shortened
 
 
 class Spelling(FakePolicy):
@@ -164,7 +163,7 @@ def test_long_observations_lose_their_middle_and_say_so() -> None:
 
 @given(st.text(max_size=30), st.integers(1, 20))
 def test_a_shortened_text_keeps_its_ends(text: str, limit: int) -> None:
-    short = shortened(text, limit)
+    short = shortened_text(text, limit)
     if len(text) <= limit:
         assert short == text
     else:
