@@ -1,0 +1,50 @@
+"""A whole run whose learner plays against snapshots of itself: trained, stopped and resumed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import curves, run_cli, write_run
+
+
+@pytest.mark.timeout(900)
+def test_a_run_against_its_own_snapshots_goes_on_with_them(tmp_path: Path) -> None:
+    write_run(
+        tmp_path, "agentgym/TicTacToe-v0", teacher="noisy",
+        run={"name": "pool", "steps": 3},
+        warmup={"steps": 20, "episodes": 16},
+        sampling={"max_tokens": 4},
+        trainer={"checkpoint_every": 1},
+        **{
+            "policies.past": {"pool": "learner", "every": 1, "keep": 2},
+            "policy_mapping": {"player_2": "past"},
+        },
+    )  # fmt: skip
+    run_dir = tmp_path / "runs" / "pool"
+    done = run_cli("train", "run.toml", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr + done.stdout
+    before = pool_state(run_dir)
+    assert len(before["snapshots"]) == 2
+    assert min(before["snapshots"]) >= 20, "the pool begins with the weights that the warm-up made"
+    again = run_cli("train", "run.toml", "run.steps=5", "--resume", cwd=tmp_path)
+    assert (again.returncode, again.stderr) == (0, ""), again.stderr + again.stdout
+    after = pool_state(run_dir)
+    assert after["rounds"] > before["rounds"]
+    assert max(after["snapshots"]) > max(before["snapshots"])
+    files = {int(path.stem.removeprefix("version-")) for path in (run_dir / "snapshots/past").iterdir()}
+    assert files >= set(after["snapshots"]) - {0}
+    shown = curves(run_dir)
+    assert [step for step, _ in shown["opponent/past/reward"]] == [1, 2, 3, 4, 5]
+    met = [tag for tag in shown if tag.startswith("rating/win_rate/learner/past@")]
+    assert met
+    # What a snapshot said carries the version that the record names, and none of it was trained.
+    records = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+    assert "past@" in json.dumps(records)
+
+
+def pool_state(run_dir: Path) -> dict[str, Any]:
+    """What the last checkpoint knows of the pool."""
+    checkpoint = run_dir / "checkpoints" / (run_dir / "checkpoints/latest").read_text().strip()
+    state: dict[str, Any] = json.loads((checkpoint / "coordinator.json").read_text())["pools"]["past"]
+    return state
