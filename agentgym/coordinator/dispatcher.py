@@ -15,7 +15,7 @@ from zlib import crc32
 from agentgym.config import Config
 from agentgym.coordinator.groups import Group, GroupBuffer
 from agentgym.coordinator.leases import LeaseTable, Ticket
-from agentgym.coordinator.lineup import Lineups
+from agentgym.coordinator.lineup import EVERYBODY_ELSE, Lineups
 from agentgym.coordinator.pools import Pools
 from agentgym.coordinator.schedule import Step, sampling_seed, task_seed
 from agentgym.coordinator.store import EpisodeStore
@@ -244,6 +244,10 @@ class Dispatcher:
         self._stored.popleft()
         assert self._store is not None
         episodes = self._store.members(stored.group_id)
+        if (
+            not stored.complete
+        ):  # members are compared: who met another snapshot than the others will is played again
+            episodes = {member: e for member, e in episodes.items() if _played_by(e, policies)}
         size = len(episodes) if stored.complete else stored.size
         self.groups.restore(stored.group_id, stored.task_index, size, episodes)
         missing = [] if stored.complete else [member for member in range(size) if member not in episodes]
@@ -281,3 +285,7 @@ class Dispatcher:
                     teacher=self._config.warmup.policy if step.warmup else "",
                 )
             )
+
+
+def _played_by(episode: Episode, policies: Mapping[AgentId, str]) -> bool:
+    return all(t.policy == policies.get(t.agent, policies[EVERYBODY_ELSE]) for t in episode.trajectories)

@@ -1,12 +1,18 @@
 """A run whose learner plays against snapshots of itself, with stand-ins for its processes."""
 
+import asyncio
 from pathlib import Path
 
+import pytest
 from builders import episode_of, trajectory_of, within
 from live_run import play, small_run
 from wire_peers import FakeServer
 
+from agentgym.coordinator.dispatcher import Dispatcher
+from agentgym.coordinator.schedule import Schedule
+from agentgym.coordinator.store import EpisodeStore, StoredGroup
 from agentgym.episode import Episode
+from agentgym.episode_codec import encode_episode
 from agentgym.protocol import Error, Hello, Lease
 from agentgym.wire import PROTOCOL_VERSION
 
@@ -76,3 +82,39 @@ def test_a_server_of_another_policy_is_refused(tmp_path: Path) -> None:
 
 def hello_of(policy: str) -> Hello:
     return Hello(role="server", name="server-x", protocol=PROTOCOL_VERSION, pid=1, policy=policy)
+
+
+@pytest.mark.parametrize(("version", "again"), [(0, [1]), (5, [0, 1])])
+def test_a_group_that_a_crash_cut_in_two_meets_one_snapshot(
+    tmp_path: Path, version: int, again: list[int]
+) -> None:
+    """Of two members one is on the disk; what it met is met again, or it is played again."""
+    foe = trajectory_of([0.5], agent="player_2", policy=f"past@{version}", trainable=False)
+    kept = episode_of(trajectories=[trajectory_of([1.0], agent="player_1"), foe], group=3, task_index=9)
+
+    async def scene() -> None:
+        config = small_run(policies=POLICIES, policy_mapping={"player_2": "past"})
+        store = EpisodeStore(tmp_path, failed=pytest.fail)
+        try:
+            store.go_on(0)
+            stored = asyncio.Event()
+            store.add(1, StoredGroup(3, 9, 2), *encode_episode(kept), stored.set)
+            await stored.wait()
+        finally:
+            store.close()
+        store = EpisodeStore(tmp_path, failed=pytest.fail)
+        try:
+            dispatcher = Dispatcher(config, snapshots=tmp_path / "snapshots", store=store)
+            dispatcher.pools.take_due(0, "")
+            await dispatcher.pools.written()
+            for pool in dispatcher.pools.by_name.values():
+                pool.loaded = 0
+            dispatcher.top_up(Schedule(config).step(1), steps_left=1, in_training=0)
+            leases = iter(lambda: dispatcher.issue(b"worker", 0.0), None)
+            mine = [lease for lease in leases if lease.group_id == 3]
+            assert [lease.member for lease in mine] == again
+            assert {lease.policies["player_2"] for lease in mine} == {"past@0"}
+        finally:
+            store.close()
+
+    within(30, scene())
