@@ -21,10 +21,9 @@ from agentgym.messages import system, user
 from agentgym.policy.endpoint import Endpoint
 from agentgym.policy.template import ChatTokenizer
 from agentgym.policy_config import PolicyConfig
-from agentgym.registry import make, spec
+from agentgym.registry import spec
 from agentgym.tiny_model import init_model
-from agentgym.worker.calls import EnvCalls
-from agentgym.worker.driver import DRIVERS
+from agentgym.worker.pool import EnvPool
 from agentgym.worker.rollout import Rollout
 from agentgym.worker.seating import Seating
 
@@ -129,13 +128,15 @@ def test_an_episode_against_vllms_own_server_is_recorded_and_not_trained(url: st
             trained=["learner"],
         )
         lease = lease_of(policies={"player_1": "expert", "player_2": "judge"})
-        driver = DRIVERS["aec"](make(TICTACTOE))
+        env = EnvConfig(id=TICTACTOE)
+        pool = EnvPool(env, slots=1)
+        host = await pool.take()
         try:
-            rollout = Rollout(
-                lease, driver, config=EnvConfig(id=TICTACTOE), calls=EnvCalls(1), make_seat=seating.seat
-            )
+            rollout = Rollout(lease, host, config=env, make_seat=seating.seat)
             return (await rollout.play()).episode, tokenizer
         finally:
+            pool.give_back(host, reusable=True)
+            await pool.close()
             await seating.close()
 
     episode, tokenizer = within(60, scene())
