@@ -88,7 +88,7 @@ class Dispatcher:
         self._lineups = Lineups(config, agents)
         self._lineup: dict[AgentId, str] | None = None
         """Of the next group, which may have to wait for a pool."""
-        self.pools = Pools(config, snapshots, self.ratings, state.get("pools", {}))
+        self.pools = Pools(config, snapshots, self.ratings, state)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold to go on without losing or repeating a task."""

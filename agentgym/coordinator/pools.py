@@ -40,9 +40,10 @@ class Pool:
         seed: int,
         round_groups: int,
         ratings: Ratings,
-        state: dict[str, Any] | None = None,
+        state: dict[str, Any],
+        step: int,
     ) -> None:
-        """Begin empty, or with the snapshots in `folder` that the `state` of an earlier run names.
+        """Begin empty, or with the snapshots in `folder` that an earlier run had taken until `step`.
 
         Args:
             name: the policy's name.
@@ -52,7 +53,8 @@ class Pool:
             seed: the run's.
             round_groups: groups that play the same snapshot.
             ratings: how the trained policy fares against each snapshot.
-            state: of a checkpoint.
+            state: of a checkpoint, empty for a new run.
+            step: of the checkpoint.
         """
         self.name = name
         self.version: int | None = None
@@ -68,9 +70,11 @@ class Pool:
         self._next: int | None = None
         self._room = 0
         self._groups: set[int] = set()
-        state = state or {}
         self._rounds = int(state.get("rounds", 0))
-        self._snapshots: list[int] = [v for v in state.get("snapshots", []) if self.path(v).exists()]
+        # Files may be newer than the checkpoint's list, or gone since; only the list knows of version 0.
+        files = {int(path.stem.removeprefix("version-")) for path in self._files()}
+        first = {version for version in state.get("snapshots", []) if version == 0}
+        self._snapshots = sorted({v for v in files if v <= step} | first)[-config.keep :]
         self._taking: set[int] = set()
         self._sweep()
 
@@ -116,9 +120,12 @@ class Pool:
         needed = {
             self.path(v) for v in (*self._snapshots, *self._taking, self.version, self._next) if v is not None
         }
-        for path in self._folder.glob("version-*.safetensors"):
+        for path in self._files():
             if path not in needed:
                 path.unlink()
+
+    def _files(self) -> list[Path]:
+        return list(self._folder.glob("version-*.safetensors"))
 
     # ---------------------------------------------------------------- rounds
 
@@ -168,7 +175,7 @@ class Pools:
     """The pools of a run."""
 
     def __init__(self, config: Config, folder: Path, ratings: Ratings, state: dict[str, Any]) -> None:
-        """Make the pools that agents may play; each has its own folder in `folder`."""
+        """Make the pools that agents may play; each has its own folder in `folder`, `state` is the coordinator's."""
         self.by_name = {
             name: Pool(
                 name,
@@ -178,7 +185,8 @@ class Pools:
                 seed=config.run.seed,
                 round_groups=config.rollout.tasks_per_step,
                 ratings=ratings,
-                state=state.get(name),
+                state=state.get("pools", {}).get(name, {}),
+                step=int(state.get("step", 0)),
             )
             for name, model in config.served.items()
             if config.policies[name].kind == "pool"

@@ -13,11 +13,6 @@ from agentgym.ratings import Ratings
 ROUND = 2
 
 
-def pool_of(folder: Path, ratings: Ratings | None = None, state: Any = None, **settings: Any) -> Pool:
-    pools = pools_of(folder, ratings, {"past": state} if state else {}, **settings)
-    return pools.by_name["past"]
-
-
 def pools_of(folder: Path, ratings: Ratings | None = None, state: Any = None, **settings: Any) -> Pools:
     config = config_of(
         policies={"past": {"pool": "learner", "every": 10, "keep": 3, **settings}},
@@ -182,18 +177,26 @@ def test_draws_follow_from_the_seed_and_the_round(tmp_path: Path) -> None:
     assert draws[0] == draws[1]
 
 
-def test_a_resumed_run_has_the_snapshots_of_its_checkpoint_and_no_later_ones(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_snapshots_until_its_checkpoint_and_no_later_ones(tmp_path: Path) -> None:
     pools = pools_of(tmp_path)
-    take(pools, tmp_path, 10, 20)
+    take(pools, tmp_path, 0, 10)
     open_round(pools.by_name["past"])
-    state = pools.state()
-    take(pools, tmp_path, 30)
+    state = {"pools": pools.state(), "step": 25}
+    take(pools, tmp_path, 20, 30)  # one more than `keep`: version 0 goes, which is only on the list
     resumed = pools_of(tmp_path, state=state)
     pool = resumed.by_name["past"]
-    assert (pool.snapshots, pool.version) == ([10, 20], None)
+    assert (pool.snapshots, pool.version) == ([0, 10, 20], None)
     assert files(tmp_path).keys() == {"version-10.safetensors", "version-20.safetensors"}
+    assert pool.state()["rounds"] == 1
     take(resumed, tmp_path, 25, 30)
     assert pool.snapshots == [10, 20, 30]
+
+
+def test_a_resumed_run_without_a_snapshot_takes_one_of_the_weights_it_resumes_with(tmp_path: Path) -> None:
+    resumed = pools_of(tmp_path, state={"pools": {"past": {"rounds": 3, "snapshots": [8]}}, "step": 25})
+    assert resumed.by_name["past"].snapshots == []
+    take(resumed, tmp_path, 25)
+    assert resumed.by_name["past"].snapshots == [25]
 
 
 def test_a_snapshot_enters_the_ratings_where_the_trained_policy_stands(tmp_path: Path) -> None:

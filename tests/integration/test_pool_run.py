@@ -33,7 +33,8 @@ def test_a_run_against_its_own_snapshots_goes_on_with_them(tmp_path: Path) -> No
     assert after["rounds"] > before["rounds"]
     assert max(after["snapshots"]) > max(before["snapshots"])
     files = {int(path.stem.removeprefix("version-")) for path in (run_dir / "snapshots/past").iterdir()}
-    assert files >= set(after["snapshots"]) - {0}
+    assert {24, 25} <= files, "the newest ones, and perhaps the one that was played at last"
+    assert len(files) <= 3
     shown = curves(run_dir)
     assert [step for step, _ in shown["opponent/past/reward"]] == [1, 2, 3, 4, 5]
     met = [tag for tag in shown if tag.startswith("rating/win_rate/learner/past@")]
