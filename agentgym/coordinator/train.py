@@ -47,7 +47,9 @@ def train(config: Config, *, resume: bool, console: Console) -> None:
     if resume and not (run_dir / "config.json").exists():
         raise ConfigError(f"cannot resume: there is no run in {run_dir}; start it without --resume")
     # A run that died before its first checkpoint begins again with the episodes it has.
-    checkpoint = latest_checkpoint(run_dir) if resume and (run_dir / "checkpoints").exists() else None
+    checkpoint = (
+        latest_checkpoint(run_dir) if resume and (run_dir / "checkpoints" / "latest").exists() else None
+    )
     state = read_state(checkpoint) if checkpoint else None
     done = int(str(state["step"])) if state else 0
     agents = _check(config)
