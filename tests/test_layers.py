@@ -54,7 +54,8 @@ LAYERS = [
     "check.run",
     # the process that joins them
     "advantages coordinator.groups coordinator.leases coordinator.lineup coordinator.peers coordinator.pools "
-    "coordinator.schedule coordinator.store coordinator.supervisor",
+    "coordinator.schedule coordinator.segments coordinator.supervisor",
+    "coordinator.store",
     "coordinator.assemble coordinator.launch coordinator.scoring coordinator.serving",
     "coordinator.dispatcher coordinator.report",
     "coordinator.status",

@@ -345,7 +345,7 @@ class Coordinator:
         learned = step.number - self._schedule.warmup_steps
         every = self._config.trainer.checkpoint_every
         # What a checkpoint covers can be removed from the disk.
-        full = self._store.bytes > self._config.coordinator.max_store_gib * 2**30 / 2
+        full = self._store.bytes_used > self._config.coordinator.max_store_gib * 2**30 / 2
         return full or step.number == self._last_step or (learned >= 0 and learned % every == 0)
 
     def _step_done(self, header: StepDone, now: float) -> None:

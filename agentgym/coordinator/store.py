@@ -1,9 +1,11 @@
 """The episodes of a run on disk: one is acknowledged to its worker only after it is here.
 
-    RUN/episodes.sqlite   SQLite in write-ahead mode, synced with every transaction, readable by its owner only
+    RUN/episodes/ledger.sqlite    SQLite in write-ahead mode, synced with every transaction
+        groups      group_id, task_index, size, step, place
+        episodes    lease_id, group_id, and where its message lies
+    RUN/episodes/segment-000001   the messages in which workers sent their episodes (`agentgym.coordinator.segments`)
 
-    groups     group_id, task_index, size, step, place
-    episodes   lease_id, group_id, message: the frames in which its worker sent the episode, as one msgpack list
+Only the user who runs it may read them.
 
 A group is *pending* while its step is null, and *consumed* by the step that took it. It is marked before the batch
 goes to the trainer, so that the checkpoint of step n stands for exactly the groups whose step is at most n. To go on
@@ -25,17 +27,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgpack
 from numpy.typing import NDArray
 
+from agentgym.coordinator.segments import Place, Segments, read_message
 from agentgym.episode import Episode
 from agentgym.episode_codec import decode_episode
 from agentgym.errors import RunError, WireError
 from agentgym.protocol import EpisodeDone
 from agentgym.wire import pack, unpack
 
-FILE = "episodes.sqlite"
+FOLDER = "episodes"
 """In the run directory."""
+LEDGER = "ledger.sqlite"
 FORMAT = 1
 CLOSE_SECONDS = 30.0
 """For the changes that wait when a run ends."""
@@ -46,12 +49,14 @@ CREATE TABLE groups (
     group_id INTEGER PRIMARY KEY, task_index INTEGER NOT NULL, size INTEGER NOT NULL, step INTEGER, place INTEGER
 );
 CREATE TABLE episodes (
-    arrival INTEGER PRIMARY KEY, lease_id INTEGER NOT NULL UNIQUE, group_id INTEGER NOT NULL, message BLOB NOT NULL
+    arrival INTEGER PRIMARY KEY, lease_id INTEGER NOT NULL UNIQUE, group_id INTEGER NOT NULL,
+    segment INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL, crc INTEGER NOT NULL
 );
 CREATE INDEX episodes_by_group ON episodes (group_id);
 PRAGMA user_version = {FORMAT};
 COMMIT;
 """
+_PLACE = ", ".join(Place._fields)
 
 Done = Callable[[], None]
 Change = Callable[[sqlite3.Connection], None]
@@ -81,39 +86,41 @@ class StoredEpisode:
 class EpisodeStore:
     """Writes the episodes of one run; belongs to a running event loop."""
 
-    def __init__(self, folder: Path, *, failed: Callable[[RunError], None]) -> None:
-        """Open the file in a run's folder, or make it; `failed` is told, on the loop, when nothing can be written.
+    def __init__(self, run: Path, *, failed: Callable[[RunError], None]) -> None:
+        """Open the store of a run directory, or make it; `failed` is told, on the loop, when nothing can be written.
 
         Raises:
-            RunError: the file is no store, is damaged, or is of another version.
+            RunError: it is damaged, cannot be written, or is of another version.
         """
-        self._path = folder / FILE
+        self._folder = run / FOLDER
         self._failed = failed
         self._loop = asyncio.get_running_loop()
-        if not self._path.exists():
-            os.close(
-                os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600)
-            )  # SQLite's other files get the same mode
-        with _explained(self._path):
-            self._connection = _connect(self._path, "rw")
-            # Episodes are kilobytes to a megabyte; in pages of 4 KiB they would cost twice the time.
-            self._connection.executescript(
-                "PRAGMA page_size = 16384; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL"
-            )
+        with _explained(self._folder):
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._segments = Segments(self._folder)
+            ledger = self._folder / LEDGER
+            if not ledger.exists():  # SQLite's other files get the same mode
+                os.close(os.open(ledger, os.O_CREAT | os.O_WRONLY, 0o600))
+            self._connection = _connect(self._folder, "rw")
+            self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
             if not self._connection.execute("PRAGMA user_version").fetchone()[0]:
                 self._connection.executescript(_SCHEMA)
-        _check_format(self._connection, self._path)
-        self.bytes = 0
-        """Size of the file, as far as it is filled."""
+            _check_format(self._connection, self._folder)
         self._changes: queue.SimpleQueue[tuple[Change, Done | None] | None] = queue.SimpleQueue()
+        self._removed = False
         self._thread = threading.Thread(target=self._write_all, name="store", daemon=True)
+
+    @property
+    def bytes_used(self) -> int:
+        """The size of the episodes on disk."""
+        return self._segments.bytes_used
 
     def go_on(self, step: int) -> list[StoredGroup]:
         """Undo what steps after `step` consumed, start writing, and return the groups that are pending.
 
         First come those that undone steps had taken, in their order, then those that are complete, then the others.
         """
-        with _explained(self._path), self._connection:
+        with _explained(self._folder), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             self._connection.execute("UPDATE groups SET step = NULL WHERE step > ?", (step,))
             rows = self._connection.execute(
@@ -127,15 +134,15 @@ class EpisodeStore:
 
     def next_lease(self) -> int:
         """Return an id that no stored episode has, nor any after it."""
-        with _explained(self._path):
+        with _explained(self._folder):
             (last,) = self._connection.execute("SELECT max(lease_id) FROM episodes").fetchone()
         return int(last or 0) + 1
 
     def members(self, group_id: int) -> dict[int, Episode]:
         """Return the stored episodes of a group by member."""
-        with _explained(self._path), contextlib.closing(_connect(self._path, "ro")) as reader:
-            rows = reader.execute("SELECT message FROM episodes WHERE group_id = ?", (group_id,)).fetchall()
-            found = [_decode(message) for (message,) in rows]
+        with _explained(self._folder), contextlib.closing(_connect(self._folder, "ro")) as ledger:
+            rows = ledger.execute(f"SELECT {_PLACE} FROM episodes WHERE group_id = ?", (group_id,)).fetchall()
+            found = [_episode(self._folder, Place(*row)) for row in rows]
         return {episode.member: episode for episode in found}
 
     def add(
@@ -155,8 +162,8 @@ class EpisodeStore:
                 (group.group_id, group.task_index, group.size),
             )
             connection.execute(
-                "INSERT INTO episodes (lease_id, group_id, message) VALUES (?, ?, ?)",
-                (lease_id, group.group_id, msgpack.packb(frames)),
+                f"INSERT INTO episodes (lease_id, group_id, {_PLACE}) VALUES (?, ?, ?, ?, ?, ?)",
+                (lease_id, group.group_id, *self._segments.append(frames)),
             )
 
         self._changes.put((change, done))
@@ -176,7 +183,7 @@ class EpisodeStore:
     def drop(self, group_ids: Sequence[int]) -> None:
         """Remove groups that no step will take."""
         if group_ids:
-            self._changes.put((lambda connection: _remove(connection, group_ids), None))
+            self._changes.put((lambda connection: self._remove(connection, group_ids), None))
 
     def forget(self, step: int, *, keep: int) -> None:
         """Remove what steps up to `step`, which has a checkpoint, consumed; but for the last `keep` episodes or so."""
@@ -192,17 +199,19 @@ class EpisodeStore:
                 episodes += members
                 if episodes > keep:
                     old.append(group_id)
-            _remove(connection, old)
+            self._remove(connection, old)
 
         self._changes.put((change, None))
 
     def close(self) -> None:
-        """Write what waits, and close the file."""
+        """Write what waits, and close the files."""
         self._changes.put(None)
         if self._thread.ident is not None:
             self._thread.join(CLOSE_SECONDS)
         if not self._thread.is_alive():
             self._connection.close()
+            with contextlib.suppress(OSError):  # said before, by the change that could not be written
+                self._segments.close()
 
     def _write_all(self) -> None:
         going_on = True
@@ -214,70 +223,71 @@ class EpisodeStore:
             going_on = gathered[-1] is not None
             changes = [entry for entry in gathered if entry is not None]
             try:
-                with _explained(self._path), self._connection:
-                    self._connection.execute("BEGIN IMMEDIATE")
-                    for change, _ in changes:
-                        change(self._connection)
-                with _explained(self._path):
-                    self.bytes = _bytes_used(self._connection)
+                with _explained(self._folder):
+                    self._write([change for change, _ in changes])
             except RunError as error:
                 self._tell(self._failed, error)
                 return
             self._tell(_call_all, [done for _, done in changes if done is not None])
+
+    def _write(self, changes: Sequence[Change]) -> None:
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for change in changes:
+                change(self._connection)
+            self._segments.sync()  # before the ledger says what they hold
+        if self._removed:
+            self._removed = False
+            needed = self._connection.execute("SELECT DISTINCT segment FROM episodes").fetchall()
+            self._segments.remove_others({segment for (segment,) in needed})
+
+    def _remove(self, connection: sqlite3.Connection, group_ids: Sequence[int]) -> None:
+        rows = [(group_id,) for group_id in group_ids]
+        connection.executemany("DELETE FROM episodes WHERE group_id = ?", rows)
+        connection.executemany("DELETE FROM groups WHERE group_id = ?", rows)
+        self._removed = True
 
     def _tell(self, function: Callable[..., None], argument: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it any more
             self._loop.call_soon_threadsafe(function, argument)
 
 
-def stored_episodes(folder: Path) -> Iterator[StoredEpisode]:
-    """Yield the episodes that a run's folder holds, in the order in which they came; a run may be writing there.
+def stored_episodes(run: Path) -> Iterator[StoredEpisode]:
+    """Yield the episodes in a run directory, in the order in which they came; the run may be going on.
 
     Raises:
         RunError: there is no store, or it is damaged.
     """
-    path = folder / FILE
-    with _explained(path), contextlib.closing(_connect(path, "ro")) as connection:
-        _check_format(connection, path)
-        rows = connection.execute(
-            "SELECT lease_id, step, message FROM episodes JOIN groups USING (group_id) ORDER BY arrival"
-        )
-        for lease_id, step, message in rows:
-            yield StoredEpisode(lease_id, step, _decode(message))
+    folder = run / FOLDER
+    with _explained(folder), contextlib.closing(_connect(folder, "ro")) as ledger:
+        _check_format(ledger, folder)
+        rows = ledger.execute(
+            f"SELECT lease_id, step, {_PLACE} FROM episodes JOIN groups USING (group_id) ORDER BY arrival"
+        ).fetchall()
+        for lease_id, step, *place in rows:
+            try:
+                episode = _episode(folder, Place(*place))
+            except FileNotFoundError:
+                if ledger.execute("SELECT 1 FROM episodes WHERE lease_id = ?", (lease_id,)).fetchone():
+                    raise
+                continue  # the run has forgotten it meanwhile
+            yield StoredEpisode(lease_id, step, episode)
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    address = f"{path.absolute().as_uri()}?mode={mode}"
+def _connect(folder: Path, mode: str) -> sqlite3.Connection:
+    address = f"{(folder / LEDGER).absolute().as_uri()}?mode={mode}"
     return sqlite3.connect(address, uri=True, timeout=10.0, isolation_level=None, check_same_thread=False)
 
 
-def _check_format(connection: sqlite3.Connection, path: Path) -> None:
-    with _explained(path):
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
+def _check_format(ledger: sqlite3.Connection, folder: Path) -> None:
+    (version,) = ledger.execute("PRAGMA user_version").fetchone()
     if version != FORMAT:
-        raise RunError(f"{path} has format {version}; this version of agentgym reads {FORMAT}")
+        raise RunError(f"{folder / LEDGER} has format {version}; this version of agentgym reads {FORMAT}")
 
 
-def _remove(connection: sqlite3.Connection, group_ids: Sequence[int]) -> None:
-    rows = [(group_id,) for group_id in group_ids]
-    connection.executemany("DELETE FROM episodes WHERE group_id = ?", rows)
-    connection.executemany("DELETE FROM groups WHERE group_id = ?", rows)
-
-
-def _bytes_used(connection: sqlite3.Connection) -> int:
-    pages, free, size = (
-        int(connection.execute(f"PRAGMA {name}").fetchone()[0])
-        for name in ("page_count", "freelist_count", "page_size")
-    )
-    return (pages - free) * size
-
-
-def _decode(message: bytes) -> Episode:
-    """Return a stored episode. Raises WireError where it is not what its worker recorded."""
-    try:
-        packet = unpack(msgpack.unpackb(message))
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-        raise WireError(f"not a message: {error}") from error
+def _episode(folder: Path, place: Place) -> Episode:
+    """Read an episode. Raises WireError where it is not what its worker recorded."""
+    packet = unpack(read_message(folder, place))
     episode = decode_episode(packet.expect(EpisodeDone).episode, packet.arrays)
     if episode.checksums != tuple(t.checksum() for t in episode.trajectories):
         raise WireError(f"member {episode.member} of group {episode.group_id} has another checksum")
@@ -285,17 +295,17 @@ def _decode(message: bytes) -> Episode:
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Turn what goes wrong with the file into one sentence."""
+def _explained(folder: Path) -> Iterator[None]:
+    """Turn what goes wrong with the files into one sentence."""
     try:
         yield
-    except sqlite3.OperationalError as error:
+    except (sqlite3.OperationalError, OSError) as error:
         raise RunError(
-            f"{path} cannot be read or written: {error}; go on with --resume when it can"
+            f"{folder} cannot be read or written: {error}; go on with --resume when it can"
         ) from error
     except (sqlite3.Error, WireError) as error:
         raise RunError(
-            f"{path} is damaged: {error}; bring a copy back, or move it away and --resume: "
+            f"{folder} is damaged: {error}; bring a copy back, or move it away and --resume: "
             "the tasks of the episodes in it are then played again"
         ) from error
 

@@ -18,7 +18,7 @@ from agentgym.coordinator.lineup import Lineups, agents_of
 from agentgym.coordinator.process import Coordinator
 from agentgym.coordinator.report import Reporter
 from agentgym.coordinator.schedule import Schedule
-from agentgym.coordinator.store import FILE as EPISODES
+from agentgym.coordinator.store import FOLDER as EPISODES
 from agentgym.coordinator.supervisor import Supervisor
 from agentgym.episode_json import SAMPLES, EpisodeWriter
 from agentgym.errors import ConfigError, RunError

@@ -18,7 +18,7 @@ import pytest
 import store_writer
 from builders import episode_of, within
 
-from agentgym.coordinator.store import FILE, EpisodeStore, StoredGroup, stored_episodes
+from agentgym.coordinator.store import FOLDER, LEDGER, EpisodeStore, StoredGroup, stored_episodes
 from agentgym.episode import Episode
 from agentgym.episode_codec import encode_episode
 from agentgym.errors import RunError
@@ -55,7 +55,7 @@ async def consume(store: EpisodeStore, step: int, *groups: int) -> None:
 
 
 def rows(folder: Path, query: str) -> list[Any]:
-    connection = sqlite3.connect(folder / FILE)
+    connection = sqlite3.connect(folder / FOLDER / LEDGER)
     try:
         return connection.execute(query).fetchall()
     finally:
@@ -74,7 +74,7 @@ def test_an_episode_is_on_the_disk_when_it_is_acknowledged_and_comes_back_as_it_
             mine, theirs = (getattr(e.trajectories[0], name) for e in (episode, stored.episode))
             np.testing.assert_array_equal(mine, theirs)
         assert stored.episode.trajectories[0].turns == episode.trajectories[0].turns
-        assert store.bytes > 0
+        assert store.bytes_used > 0
 
     with_store(tmp_path, scene)
 
@@ -83,8 +83,9 @@ def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
     async def scene(store: EpisodeStore) -> None:
         store.go_on(0)
         await put(store, 1, group=0)
-        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
-        assert modes == {FILE: 0o600, f"{FILE}-wal": 0o600, f"{FILE}-shm": 0o600}
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+        files = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "segment-000001")
+        assert modes == {FOLDER: 0o700, **dict.fromkeys(files, 0o600)}
 
     os.umask(0o022)
     with_store(tmp_path, scene)
@@ -157,37 +158,52 @@ def test_an_episode_is_stored_once_and_what_fails_is_told(tmp_path: Path) -> Non
     assert rows(tmp_path, "SELECT count(*) FROM episodes") == [(1,)]
 
 
-def filled(folder: Path) -> Path:
-    """A store with three episodes, closed."""
+def filled(run: Path) -> Path:
+    """A store with three episodes, closed; returns its folder."""
 
     async def scene(store: EpisodeStore) -> None:
         store.go_on(0)
         for lease in range(3):
             await put(store, lease, group=lease)
 
-    with_store(folder, scene)
-    return folder / FILE
+    with_store(run, scene)
+    return run / FOLDER
 
 
-def not_a_database(path: Path) -> None:
-    path.write_bytes(b"these are no episodes " * 100)
+def not_a_database(folder: Path) -> None:
+    (folder / LEDGER).write_bytes(b"these are no episodes " * 100)
 
 
-def torn(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 40_000)
+def torn(folder: Path) -> None:
+    os.truncate(folder / LEDGER, 6000)
 
 
-def of_the_future(path: Path) -> None:
-    connection = sqlite3.connect(path)
+def of_the_future(folder: Path) -> None:
+    connection = sqlite3.connect(folder / LEDGER)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
 
 
-def flipped(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    at = data.index(np.arange(10, dtype=np.int32).tobytes())  # the tokens of an episode
-    data[at] ^= 1
-    path.write_bytes(data)
+def cut_short(folder: Path) -> None:
+    segment = folder / "segment-000001"
+    os.truncate(segment, segment.stat().st_size - 1)
+
+
+def gone(folder: Path) -> None:
+    (folder / "segment-000001").unlink()
+
+
+def flipped(text: bytes) -> Callable[[Path], None]:
+    def flip(folder: Path) -> None:
+        segment = folder / "segment-000001"
+        data = bytearray(segment.read_bytes())
+        data[data.index(text)] ^= 1
+        segment.write_bytes(data)
+
+    return flip
+
+
+TOKENS = np.arange(10, dtype=np.int32).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -196,7 +212,10 @@ def flipped(path: Path) -> None:
         (not_a_database, "is damaged: file is not a database; bring a copy back, or move it away"),
         (torn, "is damaged: database disk image is malformed"),
         (of_the_future, "has format 99; this version of agentgym reads 1"),
-        (flipped, r"is damaged: member 0 of group \d has another checksum"),
+        (cut_short, r"is damaged: segment 1 does not hold a whole message at \d+"),
+        (gone, "cannot be read or written: .*No such file or directory: .*segment-000001"),
+        (flipped(TOKENS), "is damaged: member 0 of group 0 has another checksum"),
+        (flipped(b"task_index"), "is damaged: segment 1 does not hold a whole message at 0"),
     ],
 )
 def test_a_spoiled_file_is_one_clear_error(
@@ -205,7 +224,33 @@ def test_a_spoiled_file_is_one_clear_error(
     spoil(filled(tmp_path))
     with pytest.raises(RunError, match=message) as caught:
         list(stored_episodes(tmp_path))
-    assert str(tmp_path / FILE) in str(caught.value)
+    assert str(tmp_path / FOLDER) in str(caught.value)
+
+
+def test_a_segment_goes_when_nobody_needs_any_of_its_episodes(tmp_path: Path) -> None:
+    def names() -> list[str]:
+        return sorted(path.name for path in (tmp_path / FOLDER).glob("segment-*"))
+
+    async def first(store: EpisodeStore) -> None:
+        store.go_on(0)
+        await put(store, 1, group=1)
+        await put(store, 2, group=2)
+
+    async def second(store: EpisodeStore) -> None:
+        store.go_on(0)
+        await put(store, 3, group=3)
+        before = store.bytes_used
+        assert names() == ["segment-000001", "segment-000002"]  # each process writes a file of its own
+        store.drop([1])
+        await put(store, 4, group=3, member=1)
+        assert names() == ["segment-000001", "segment-000002"]
+        store.drop([2])
+        await put(store, 5, group=4)
+        assert names() == ["segment-000002"]
+        assert store.bytes_used < before + before / 3
+
+    with_store(tmp_path, first)
+    with_store(tmp_path, second)
 
 
 def writer(folder: Path, step: int, **settings: Any) -> subprocess.Popen[str]:
@@ -221,10 +266,13 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
     with writer(tmp_path, 0, preexec_fn=few_bytes) as process:
         output, _ = process.communicate(timeout=60)
     last = output.splitlines()[-1]
-    assert last.startswith(f"failed {tmp_path / FILE} cannot be read or written: ")
+    assert last.startswith(f"failed {tmp_path / FOLDER} cannot be read or written: ")
     assert process.returncode == 1
     acknowledged = {int(line.split()[1]) for line in output.splitlines() if line.startswith("lease")}
-    assert acknowledged <= {stored.lease_id for stored in stored_episodes(tmp_path)}
+    kept = {stored.lease_id for stored in stored_episodes(tmp_path)}
+    assert {
+        lease for lease in acknowledged if lease >= min(kept)
+    } <= kept  # the writer forgets the first ones
 
 
 @pytest.mark.timeout(180)

@@ -1,0 +1,226 @@
+"""What it costs that every episode is on disk before it is acknowledged: the real coordinator, fed as fast as it takes.
+
+    .venv/bin/python scripts/bench/durable.py [--kilobytes 800] [--episodes 600] [--folder DIR]
+
+The coordinator runs in this process. A second one stands in for its worker, policy server and trainer: it answers
+every lease at once with an episode of the given size, takes every batch and publishes nothing new. Printed are the
+episodes per second, the CPU time of the coordinator's process per episode, the part of it that its store's thread
+used, and the time from an episode's leaving to its acknowledgement. DIR should be on the disk that runs are on.
+"""
+
+import argparse
+import asyncio
+import io
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import zmq
+from rich.console import Console
+
+from agentgym.config import Config
+from agentgym.coordinator.launch import Places
+from agentgym.coordinator.process import Coordinator
+from agentgym.coordinator.report import Reporter
+from agentgym.coordinator.schedule import Schedule
+from agentgym.coordinator.supervisor import Supervisor
+from agentgym.episode import EndReason, Episode, Trajectory, Turn
+from agentgym.episode_codec import encode_episode
+from agentgym.episode_json import SAMPLES, EpisodeWriter
+from agentgym.messages import assistant
+from agentgym.protocol import (
+    Ack,
+    BatchHeader,
+    BatchRequest,
+    Drain,
+    EpisodeDone,
+    Hello,
+    Lease,
+    Loaded,
+    LoadWeights,
+    Ready,
+    StepDone,
+)
+from agentgym.tensorboard import TensorBoard
+from agentgym.wire import PROTOCOL_VERSION, Channel, Packet, open_socket
+
+LAYERS, TOPK, TURNS = 12, 8, 8
+TOKEN_BYTES = 4 + 1 + 4 + 4 + LAYERS * TOPK
+GROUP, TASKS = 4, 8
+
+
+def config_of(episodes: int) -> Config:
+    """Return the settings of a run with this many episodes."""
+    steps = max(2, episodes // (GROUP * TASKS))
+    return Config.model_validate(
+        {
+            "run": {"steps": steps},
+            "env": {"id": "agentgym/GuessNumber-v0"},
+            "policies": {"learner": {"model": "model"}},
+            "rollout": {"group_size": GROUP, "tasks_per_step": TASKS},
+            "trainer": {"checkpoint_every": 4, "tokens_per_microbatch": 1 << 20},
+            "tensorboard": {"samples": 0},
+        }
+    )
+
+
+def episode_of(lease: Lease, trajectory: Trajectory, version: int) -> Episode:
+    """Return an answer to a lease; members differ in their reward, so that there is something to learn."""
+    turns = [*trajectory.turns[:-1], Turn(*_span(TURNS - 1, len(trajectory.tokens)), assistant("x"), "stop",
+                                          float(lease.member))]  # fmt: skip
+    versions = np.where(trajectory.loss_mask, np.int32(version), np.int32(-1))
+    changed = Trajectory(
+        agent="agent", policy="learner", trainable=True, tokens=trajectory.tokens, loss_mask=trajectory.loss_mask,
+        logprobs=trajectory.logprobs, versions=versions, routes=trajectory.routes, turns=tuple(turns),
+    )  # fmt: skip
+    return Episode(
+        env_id="bench", task_index=lease.task_index, seed=lease.seed, group_id=lease.group_id, member=lease.member,
+        end_reason=EndReason.TERMINATED, trajectories=(changed,), checksums=(changed.checksum(),),
+    )  # fmt: skip
+
+
+def trajectory_of(kilobytes: int) -> Trajectory:
+    """Return a trajectory of about this size."""
+    K = max(TURNS * 4, kilobytes * 1000 // TOKEN_BYTES)
+    mask = np.zeros(K, np.bool_)
+    for turn in range(TURNS):
+        mask[slice(*_span(turn, K))] = True
+    rng = np.random.default_rng(0)
+    return Trajectory(
+        agent="agent", policy="learner", trainable=True, tokens=rng.integers(0, 99, K).astype(np.int32),
+        loss_mask=mask, logprobs=np.where(mask, -0.5, 0).astype(np.float32), versions=np.zeros(K, np.int32),
+        routes=rng.integers(0, 64, (K, LAYERS, TOPK)).astype(np.uint8),
+        turns=tuple(Turn(*_span(turn, K), assistant("x"), "stop") for turn in range(TURNS)),
+    )  # fmt: skip
+
+
+def _span(turn: int, K: int) -> tuple[int, int]:
+    each = K // TURNS
+    return turn * each + each // 2, (turn + 1) * each
+
+
+class Peer:
+    """One of the processes around the coordinator."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, role: str) -> None:
+        """Connect and say hello."""
+        socket = open_socket(context, zmq.DEALER)
+        socket.connect(address)
+        self.inbox: asyncio.Queue[Packet] = asyncio.Queue()
+        self.channel = Channel(socket, self.inbox.put_nowait, lambda sender, error: sys.exit(str(error)))
+        self.channel.send(
+            Hello.model_validate(
+                {"role": role, "name": role, "protocol": PROTOCOL_VERSION, "pid": 1, "address": "ipc://nowhere",
+                 "max_model_len": 1 << 20, **({"policy": "learner"} if role == "server" else {})}
+            )
+        )  # fmt: skip
+
+
+async def stand_in(address: str, exchange: Path, kilobytes: int) -> None:
+    """Play worker, server and trainer until the run ends; print the milliseconds until each acknowledgement."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    worker, server, trainer = (Peer(context, address, role) for role in ("worker", "server", "trainer"))
+    sent: dict[int, float] = {}
+    waited: list[float] = []
+    version = [0]
+
+    async def work() -> None:
+        trajectory = trajectory_of(kilobytes)
+        worker.channel.send(Ready(credits=64))
+        while not isinstance(header := (await worker.inbox.get()).header, Drain):
+            if isinstance(header, Lease):
+                fields, arrays = encode_episode(episode_of(header, trajectory, version[0]))
+                sent[header.lease_id] = time.perf_counter()
+                worker.channel.send(EpisodeDone(lease_id=header.lease_id, episode=fields), arrays)
+                worker.channel.send(Ready(credits=1))
+            elif isinstance(header, Ack):
+                waited.append(1000 * (time.perf_counter() - sent.pop(header.lease_id)))
+
+    async def serve() -> None:
+        while not isinstance(header := (await server.inbox.get()).header, Drain):
+            if isinstance(header, LoadWeights):
+                version[0] = header.version
+                server.channel.send(Loaded(version=header.version, seconds=0.0))
+
+    async def train() -> None:
+        trainer.channel.send(BatchRequest(step=1))
+        while not isinstance(header := (await trainer.inbox.get()).header, Drain):
+            if isinstance(header, BatchHeader):
+                weights = exchange / f"weights-{header.step}.safetensors"
+                weights.touch()
+                checkpoint = "there" if header.checkpoint else ""
+                trainer.channel.send(
+                    StepDone(
+                        step=header.step, metrics={"loss": 0.0}, weights=str(weights), checkpoint=checkpoint
+                    )
+                )
+                trainer.channel.send(BatchRequest(step=header.step + 1))
+
+    await asyncio.gather(work(), serve(), train())
+    quantiles = statistics.quantiles(waited, n=100)
+    print(f"acknowledged after {quantiles[49]:.1f} ms (median), {quantiles[98]:.1f} ms (99 %)", flush=True)
+    context.destroy()
+
+
+async def coordinate(config: Config, folder: Path, kilobytes: int) -> None:
+    """Run the coordinator and print what it used."""
+    for name in ("run", "sockets", "exchange"):
+        (folder / name).mkdir()
+    places = Places(folder / "run", folder / "sockets", folder / "exchange")
+    board = TensorBoard(places.tensorboard)
+    supervisor = Supervisor(logs=places.logs, start_timeout=60.0, silence_timeout=60.0, max_restarts=0)
+    reporter = reporter_of(config, board, places)
+    coordinator = Coordinator(config, places, supervisor=supervisor, reporter=reporter)
+    command = [sys.executable, __file__, "--stand-in", places.coordinator, "--folder", str(places.exchange)]
+    with subprocess.Popen([*command, "--kilobytes", str(kilobytes)]):
+        store = time.pthread_getcpuclockid(coordinator._store._thread.ident or 0)
+        begun, cpu, cpu_store = time.perf_counter(), time.process_time(), time.clock_gettime(store)
+        run = asyncio.create_task(coordinator.run())
+        used = 0.0
+        while not run.done():
+            with_store = time.clock_gettime(store) if coordinator._store._thread.is_alive() else used
+            used = with_store - cpu_store
+            await asyncio.sleep(0.05)
+        await run
+        episodes = sum(coordinator._dispatcher.counts[name] for name in ("ok", "truncated"))
+        seconds, total = time.perf_counter() - begun, time.process_time() - cpu
+    print(
+        f"{episodes} episodes of {kilobytes} KB: {episodes / seconds:.0f} a second; coordinator "
+        f"{1000 * total / episodes:.2f} ms of CPU each, of which its store {1000 * used / episodes:.2f} ms"
+    )
+    board.close()
+
+
+def reporter_of(config: Config, board: TensorBoard, places: Places) -> Reporter:
+    """Return a reporter whose lines nobody reads."""
+    return Reporter(
+        Schedule(config),
+        board,
+        config.tensorboard,
+        samples=EpisodeWriter(places.run / SAMPLES),
+        console=Console(file=io.StringIO()),
+        decode=lambda tokens: "",
+    )
+
+
+def main() -> None:
+    """Read the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kilobytes", type=int, default=800, help="size of an episode")
+    parser.add_argument("--episodes", type=int, default=600)
+    parser.add_argument("--folder", type=Path, default=None, help="where the run directory is made")
+    parser.add_argument("--stand-in", default="", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.stand_in:
+        asyncio.run(stand_in(arguments.stand_in, arguments.folder, arguments.kilobytes))
+        return
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        asyncio.run(coordinate(config_of(arguments.episodes), Path(folder), arguments.kilobytes))
+
+
+if __name__ == "__main__":
+    main()
