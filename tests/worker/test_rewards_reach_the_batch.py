@@ -58,7 +58,9 @@ def play(folder: Path, model: Path, env_id: str, games: Sequence[Answer], **sect
             server, game = Office(context, f"ipc://{folder}/server"), [games[0]]
             worker = asyncio.create_task(Worker(config, name="worker", coordinator=office.address).run())
             serving = asyncio.create_task(serve(server, game))
-            identity = await office.welcome(Servers(addresses=[server.address], max_model_len=512))
+            identity = await office.welcome(
+                Servers(addresses={"learner": [server.address]}, max_model_len=512)
+            )
             episodes = []
             for member, answer in enumerate(games):
                 game[0] = answer
