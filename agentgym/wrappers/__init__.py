@@ -3,10 +3,10 @@
 A view is two functions. `describe` writes what an agent sees; `parse` reads an agent's text as an action of the
 wrapped environment, and returns None for a text that is not a legal one.
 
-    class             of a                       describe                  parse
-    TextWrapper       gymnasium.Env              (env, observation)        (env, text)
-    TextAECWrapper    pettingzoo.AECEnv          (env, agent, observation) (env, agent, text)
-    TextParallelWrapper  pettingzoo.ParallelEnv  (env, agent, observation) (env, agent, text)
+    class                of a                    describe                   parse
+    TextWrapper          gymnasium.Env           (env, observation)         (env, text)
+    TextAECWrapper       pettingzoo.AECEnv       (env, agent, observation)  (env, agent, text)
+    TextParallelWrapper  pettingzoo.ParallelEnv  (env, agent, observation)  (env, agent, text)
 
 The wrapped environment is only asked and stepped, never written to: rewards, ends and infos of the view are kept
 here. Rewards of the wrapped environment are named "outcome", those of the rule for illegal answers "illegal".

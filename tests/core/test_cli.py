@@ -59,6 +59,15 @@ def test_list_names_the_shipped_environments_and_their_scripted_policies(
     assert any("scripted: random, noisy, expert" in line for line in lines)
 
 
+def test_list_names_the_environments_of_another_library(capsys: pytest.CaptureFixture[str]) -> None:
+    run("list", "gymnasium:")
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[:2] == ["gymnasium:Taxi-v4", "single"] for line in lines)
+    assert all(line.startswith("gymnasium:") for line in lines)
+    with pytest.raises(ConfigError, match="no source 'gymnaseum:'"):
+        run("list", "gymnaseum:")
+
+
 def test_init_model_writes_a_complete_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("init-model", str(tmp_path / "model"), "--seed", "3")
     check_model(tmp_path / "model")

@@ -1,8 +1,10 @@
 """The ready views of other libraries' environments: what holds for all of them."""
 
 import itertools
+import random
 from importlib.metadata import metadata
 
+import numpy as np
 import pytest
 from farama import api_test, parallel_api_test, parallel_seed_test, seed_test
 from gymnasium.utils.env_checker import check_env
@@ -81,7 +83,12 @@ def test_every_text_is_printable_ascii(env_id):
 
 
 def transcripts(env_id, seeds):
-    """Play one instance for each seed, all of them turn by turn, and return what each said and paid."""
+    """Play one instance for each seed, all of them turn by turn, and return what each said and paid.
+
+    Who draws from the global generators, or keeps anything outside of an instance, says something else among others.
+    """
+    random.seed(len(seeds))
+    np.random.seed(len(seeds))
     drivers = [DRIVERS[spec(env_id).kind](make(env_id)) for _ in seeds]
     policies = [RandomLegal(seed=1) for _ in seeds]
     states = [driver.reset(seed) for driver, seed in zip(drivers, seeds, strict=True)]
@@ -101,6 +108,7 @@ def transcripts(env_id, seeds):
 def test_the_same_seed_gives_the_same_episode_also_among_others(env_id):
     (alone,) = transcripts(env_id, [5])
     among = transcripts(env_id, [5, 6, 5])
+    assert spec(env_id).isolation == "shared"
     assert among[0] == among[2] == alone
 
 

@@ -44,7 +44,15 @@ class GymnasiumSource:
                 "expert": f"{_TOY_TEXT}.policies:{expert}",
             }
             max_turns = max_turns or _MAX_TURNS
-        return EnvSpec(f"gymnasium:{name}", f"{__name__}:make", "single", max_turns, {"name": name}, scripted)
+        return EnvSpec(
+            f"gymnasium:{name}",
+            f"{__name__}:make",
+            "single",
+            max_turns,
+            kwargs={"name": name},
+            scripted=scripted,
+            isolation="shared" if name in _VIEWS else "process",
+        )
 
     def names(self) -> list[str]:
         """Return the ids that have a view."""

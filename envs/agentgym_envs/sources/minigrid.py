@@ -26,13 +26,25 @@ class MinigridSource:
             "random": "agentgym.policy.scripted:RandomLegal",
             "seeker": "agentgym_envs.sources.grid_world.policies:Seeker",
         }
-        return EnvSpec(f"minigrid:{name}", f"{__name__}:make", "single", _MAX_TURNS, {"name": name}, scripted)
+        return EnvSpec(
+            f"minigrid:{name}",
+            f"{__name__}:make",
+            "single",
+            _MAX_TURNS,
+            kwargs={"name": name},
+            scripted=scripted,
+            isolation="shared",
+        )
 
     def names(self) -> list[str]:
-        """Return all ids."""
+        """Return the ids; those of generated mazes ("WFC") need more packages than Minigrid itself."""
         import minigrid  # noqa: F401  it registers with gymnasium
 
-        return [env_id for env_id in gymnasium.registry if env_id.startswith(("MiniGrid-", "BabyAI-"))]
+        return [
+            env_id
+            for env_id in gymnasium.registry
+            if env_id.startswith(("MiniGrid-", "BabyAI-")) and "-WFC-" not in env_id
+        ]
 
 
 SOURCE = MinigridSource()

@@ -10,6 +10,8 @@ from agentgym_envs.sources.view import take_rule
 _POLICIES = "agentgym_envs.sources.spiel.policies"
 _SCRIPTED = {"kuhn_poker": {"noisy": f"{_POLICIES}:noisy_kuhn", "expert": f"{_POLICIES}:KuhnEquilibrium"}}
 
+_MAX_TURNS = 1000
+"""A game's own end comes first, in nearly all of them."""
 _NOT_LOADABLE = {"crossword"}
 """What says that it needs no parameters, and does."""
 
@@ -36,7 +38,13 @@ class OpenSpielSource:
             )
         scripted = {"random": "agentgym.policy.scripted:RandomLegal", **_SCRIPTED.get(short_name, {})}
         return EnvSpec(
-            f"openspiel:{name}", f"{__name__}:make", "aec", 1000, kwargs={"name": name}, scripted=scripted
+            f"openspiel:{name}",
+            f"{__name__}:make",
+            "aec",
+            _MAX_TURNS,
+            kwargs={"name": name},
+            scripted=scripted,
+            isolation="shared",
         )
 
     def names(self) -> list[str]:

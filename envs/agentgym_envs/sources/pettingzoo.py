@@ -51,7 +51,14 @@ class PettingZooSource:
             known = [*_VIEWS, *aec_registry, *parallel_registry]
             raise unknown(f"pettingzoo:{name}", (f"pettingzoo:{one}" for one in known))
         kwargs = {"name": name, "kind": kind}
-        return EnvSpec(f"pettingzoo:{name}", f"{__name__}:make", kind, kwargs=kwargs, scripted=scripted)
+        return EnvSpec(
+            f"pettingzoo:{name}",
+            f"{__name__}:make",
+            kind,
+            kwargs=kwargs,
+            scripted=scripted,
+            isolation="shared" if name in _VIEWS else "process",
+        )
 
     def names(self) -> list[str]:
         """Return the ids that have a view."""
