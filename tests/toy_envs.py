@@ -1,7 +1,10 @@
 """Environments for the tests of the worker: each does one thing, right or wrong."""
 
+import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from agentgym.env import AECEnv, Env, ParallelEnv
@@ -151,26 +154,22 @@ class Together(ParallelEnv):
 
 
 class Crowd(Env):
-    """All its copies in this process wait for each other in `step`: only concurrent plays end."""
+    """All its copies wait for each other in `step`, wherever they are: only concurrent plays end."""
 
     isolation = "shared"
 
-    def __init__(self, size: int, seconds: float = 20.0) -> None:
-        self.barrier, self.seconds = _barrier(size), seconds
+    def __init__(self, size: int, folder: str, seconds: float = 100.0) -> None:
+        self.size, self.folder, self.seconds = size, Path(folder), seconds
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         return "begin", {}
 
     def step(self, action: Any) -> Any:
-        self.barrier.wait(self.seconds)
-        return "end", 1.0, True, False, {"metrics": {"together": float(self.barrier.parties)}}
-
-
-_barriers: dict[int, threading.Barrier] = {}
-
-
-def _barrier(size: int) -> threading.Barrier:
-    return _barriers.setdefault(size, threading.Barrier(size))
+        (self.folder / f"here-{os.getpid()}-{threading.get_ident()}").touch()
+        deadline = time.monotonic() + self.seconds
+        while (here := len(list(self.folder.glob("here-*")))) < self.size and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return "end", 1.0, True, False, {"metrics": {"together": float(here)}}
 
 
 class Counted(Env):

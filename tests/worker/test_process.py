@@ -1,25 +1,19 @@
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import toy_envs
-from builders import config_of, lease_of, within
-from wire_peers import Office, open_context
+from builders import lease_of, within
+from desk import TAUGHT, desk
+from wire_peers import Office
 
-from agentgym.episode import NOT_SAMPLED, EndReason, Episode, Status
-from agentgym.episode_codec import decode_episode
+from agentgym.episode import NOT_SAMPLED, EndReason, Status
 from agentgym.errors import RunError
 from agentgym.policy.template import ChatTokenizer
 from agentgym.protocol import (
     Ack,
     Cancel,
     Completion,
-    Drain,
-    EpisodeDone,
     Error,
     Generate,
     Heartbeat,
@@ -29,74 +23,6 @@ from agentgym.protocol import (
     Welcome,
 )
 from agentgym.wire import PROTOCOL_VERSION
-from agentgym.worker.process import Worker
-
-TAUGHT = "toy_envs:Hello"
-"""The teacher of a warm-up lease in an environment of `toy_envs`."""
-
-
-class Desk:
-    """A worker that runs as a task, and the office that it reports to."""
-
-    def __init__(self, office: Office, task: asyncio.Task[None], context: Any) -> None:
-        self.office, self.task, self.context = office, task, context
-        self.worker = b""
-
-    async def open(self, *more: Any) -> int:
-        """Welcome the worker and return its credits."""
-        self.worker = await self.office.welcome(*more)
-        return (await self.office.next(Ready)).credits
-
-    def send(self, *headers: Any) -> None:
-        for header in headers:
-            self.office.channel.send(header, to=self.worker)
-
-    async def episode(self) -> tuple[int, Episode]:
-        """Wait for an episode and the credit that comes with it; return the lease's id too."""
-        packet = await self.office.packet()
-        done = packet.expect(EpisodeDone)
-        assert (await self.office.next(Ready)).credits == 1
-        self.send(Ack(lease_id=done.lease_id))
-        return done.lease_id, decode_episode(done.episode, packet.arrays)
-
-    async def episodes(self, count: int) -> dict[int, Episode]:
-        """Wait for some episodes, whose messages may be mixed with the credits of others."""
-        found: dict[int, Episode] = {}
-        credits = 0
-        while len(found) < count or credits < count:
-            packet = await self.office.packet()
-            match packet.header:
-                case EpisodeDone() as done:
-                    assert done.lease_id not in found
-                    found[done.lease_id] = decode_episode(done.episode, packet.arrays)
-                case Ready() as ready:
-                    credits += ready.credits
-                case other:
-                    raise AssertionError(f"unexpected {other}")
-        return found
-
-    async def drain(self) -> None:
-        self.send(Drain())
-        await self.task
-
-
-@asynccontextmanager
-async def desk(
-    folder: Path, model: Path, toy: str = "toy_envs:Counted", **sections: Any
-) -> AsyncIterator[Desk]:
-    sections.setdefault("workers", {"slots": 4})
-    config = config_of(toy, model=str(model), **sections)
-    with open_context() as context:
-        office = Office(context, f"ipc://{folder}/coordinator")
-        task = asyncio.create_task(Worker(config, name="worker-7", coordinator=office.address).run())
-        try:
-            yield Desk(office, task, context)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            for env_left in toy_envs.stuck:
-                env_left.close()
-            office.channel.close()
 
 
 def test_a_worker_says_who_it_is_what_it_can_hold_and_that_it_lives(tmp_path: Path, model: Path) -> None:
@@ -161,21 +87,6 @@ def test_the_same_lease_is_the_same_episode(tmp_path: Path, model: Path, env: st
             await d.drain()
 
     within(30, scene())
-
-
-def test_plays_run_at_the_same_time(tmp_path: Path, model: Path) -> None:
-    async def scene() -> None:
-        # Each of the 32 waits in `step` for the 31 others: one after the other, none of them would ever end.
-        crowd = {"kwargs": {"size": 32}}
-        async with desk(tmp_path, model, "toy_envs:Crowd", env=crowd, workers={"slots": 32}) as d:
-            await d.open()
-            d.send(*(lease_of(n, teacher=TAUGHT) for n in range(32)))
-            episodes = await d.episodes(32)
-            assert {e.end_reason for e in episodes.values()} == {EndReason.TERMINATED}
-            assert {e.agent_metrics["agent"]["together"] for e in episodes.values()} == {32.0}
-            await d.drain()
-
-    within(40, scene())
 
 
 def test_environments_are_used_again_unless_they_failed_and_closed_in_the_end(

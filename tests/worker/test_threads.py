@@ -1,5 +1,7 @@
 import asyncio
 import concurrent.futures
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -155,3 +157,22 @@ def test_a_pool_with_as_many_lost_threads_as_plays_asks_to_be_replaced() -> None
 
     with gate() as released:
         within(20, scene(released))
+
+
+STUCK = """
+import asyncio, threading
+from agentgym.worker.threads import EnvThread, Mailbox
+
+async def main():
+    try:
+        await EnvThread(Mailbox()).run("step", 0.05, threading.Event().wait)
+    except TimeoutError:
+        print("left behind", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_lost_thread_does_not_keep_the_process_from_ending() -> None:
+    ended = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "left behind\n"), ended.stderr
