@@ -68,6 +68,9 @@ class ChatTokenizer:
         # The members of a group begin with the same prompt, and many environments say the same things again.
         self._encode_once = functools.lru_cache(CACHED)(self._encode)
         self._render_once = functools.lru_cache(CACHED)(self._render)
+        # So do scripted players.
+        self._encode_answer_once = functools.lru_cache(CACHED)(self._encode_answer)
+        self._text_once = functools.lru_cache(CACHED)(self._text)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text; nothing is added at its ends."""
@@ -106,13 +109,20 @@ class ChatTokenizer:
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of sampled ids; a stop token at the end is left out."""
-        return self.decode(ids[:-1] if len(ids) and ids[-1] in self.stop_token_ids else ids)
+        return self._text_once(tuple(ids))
 
     def encode_answer(self, message: Message) -> list[int]:
         """Return the ids of an assistant turn as the template writes it, the end token included.
 
         These are the ids that a scripted policy "samples".
         """
+        return list(self._encode_answer_once(msgpack.packb(message)))
+
+    def _text(self, ids: tuple[int, ...]) -> str:
+        return self.decode(ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids)
+
+    def _encode_answer(self, packed: bytes) -> list[int]:
+        message: Message = msgpack.unpackb(packed, strict_map_key=False)
         asked = [user("?")]
         prompt = self.render(asked)
         text = self.render([*asked, message], generation_prompt=False)

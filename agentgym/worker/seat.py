@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from agentgym.episode import NOT_SAMPLED, EndReason, Trajectory, Turn
 from agentgym.errors import PolicyError, PolicyUnavailableError
 from agentgym.messages import AgentId, Message, ToolSchema, shortened, system
@@ -107,10 +105,8 @@ class Seat:
         """Record an answer that came as words to what was heard last, in the tokens that our model would use."""
         assert self._conversation is not None
         tokens = self._tokenizer.encode_answer(message)
-        unsampled = np.full(len(tokens), NOT_SAMPLED, np.int32)
-        span = self._conversation.append_sampled(
-            tokens, np.zeros(len(tokens), np.float32), unsampled, message=message
-        )
+        n = len(tokens)
+        span = self._conversation.append_sampled(tokens, [0.0] * n, [NOT_SAMPLED] * n, message=message)
         self._turns.append(_Draft(span, message, finish, seconds))
 
     async def answer(self) -> Message:

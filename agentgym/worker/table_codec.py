@@ -1,15 +1,17 @@
 """What crosses the border between a worker and the process of an environment: plain data, no pickle.
 
-A frame is four bytes of length and a msgpack value. The records of `worker.table` travel as extension types, numbered
-by their place in `RECORDS`; of an `info` only the keys with a meaning (`agentgym.env`) leave the environment's process.
+A message is a msgpack value. The few records that are exchanged with a `Table` are extension types: a code and the
+record's fields. Of an `info` only the keys with a meaning (`agentgym.env`) leave the environment's process.
 """
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from typing import Any
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
 from agentgym.episode import Episode
 from agentgym.episode_codec import decode_episode, encode_episode
@@ -18,13 +20,10 @@ from agentgym.policy.scripted import Script
 from agentgym.worker.driver import Outcome, Request, State
 from agentgym.worker.table import Hop, Move, Opening
 
-RECORDS: tuple[type[Any], ...] = (Hop, Move, State, Request, Outcome, Opening, Script)
 ERRORS: dict[str, type[AgentGymError]] = {
     kind.__name__: kind for kind in (AgentGymError, ConfigError, EnvError, EnvTimeoutError, PolicyError)
 }
-_CODES = {record: code for code, record in enumerate(RECORDS)}
-_FIELDS = {record: tuple(record.__dataclass_fields__) for record in RECORDS}
-_ERROR, _EPISODE, _ARRAY = range(len(RECORDS), len(RECORDS) + 3)
+_HOP, _SCRIPT, _EPISODE, _ARRAY, _ERROR = range(5)
 
 
 def encode(value: Any) -> bytes:
@@ -39,53 +38,68 @@ def decode(packed: bytes) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    record = type(value)
-    if record is Request:
-        fields = [value.agent, value.messages, {}]
-    elif record is Outcome:
-        fields = [value.agent, value.reward, _meant(value.info), value.truncated]
-    elif record in _CODES:
-        fields = [getattr(value, name) for name in _FIELDS[record]]
-    elif isinstance(value, AgentGymError):
-        kind = next(base.__name__ for base in record.__mro__ if base.__name__ in ERRORS)
-        return msgpack.ExtType(_ERROR, encode([kind, str(value), _traceback(value)]))
-    elif record is Episode:
-        return msgpack.ExtType(_EPISODE, encode(encode_episode(value)))
-    elif isinstance(value, np.ndarray):
-        return msgpack.ExtType(_ARRAY, encode([value.dtype.str, value.shape, value.tobytes()]))
-    elif isinstance(value, np.generic):
-        return value.item()
-    elif isinstance(value, Mapping):
-        return dict(value)
-    else:
-        raise TypeError(f"{record.__module__}.{record.__qualname__} is not plain data")
-    return msgpack.ExtType(_CODES[record], encode(fields))
+    match value:
+        case Hop():
+            return msgpack.ExtType(_HOP, encode(_hop_fields(value)))
+        case Script():
+            return msgpack.ExtType(_SCRIPT, encode(astuple(value)))
+        case Episode():
+            return msgpack.ExtType(_EPISODE, encode(encode_episode(value)))
+        case np.ndarray():
+            return msgpack.ExtType(_ARRAY, encode([value.dtype.str, value.shape, value.tobytes()]))
+        case AgentGymError():
+            return msgpack.ExtType(_ERROR, encode(_error_fields(value)))
+        case np.generic():
+            return value.item()
+        case Mapping():
+            return dict(value)
+    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} is not plain data")
 
 
 def _record(code: int, packed: bytes) -> Any:
-    fields = decode(packed)
-    if code == _ERROR:
-        kind, text, cause = fields
-        error = ERRORS[kind](text)
-        if cause:
-            error.add_note(cause)
-        return error
-    if code == _EPISODE:
-        return decode_episode(*fields)
-    if code == _ARRAY:
-        dtype, shape, data = fields
-        return np.frombuffer(data, dtype).reshape(shape)
-    return RECORDS[code](*fields)
+    return _MAKERS[code](*decode(packed))
 
 
-def _traceback(error: AgentGymError) -> str:
-    """Return the traceback of an error's cause, which travels along as a note."""
-    cause = error.__cause__
-    return "" if cause is None else "".join(traceback.format_exception(cause))
+def _array(dtype: str, shape: list[int], data: bytes) -> NDArray[Any]:
+    return np.frombuffer(data, dtype).reshape(shape)
 
 
-def _meant(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the three keys with a meaning, as plain numbers; a driver has checked that they are numbers."""
+def _hop_fields(hop: Hop) -> list[Any]:
+    moves = [
+        [
+            move.answers,
+            [[request.agent, request.messages] for request in move.state.requests],
+            [_outcome_fields(outcome) for outcome in move.state.outcomes],
+            [_outcome_fields(outcome) for outcome in move.outstanding],
+        ]
+        for move in hop.moves
+    ]
+    openings = {agent: [opening.system_prompt, opening.tools] for agent, opening in hop.openings.items()}
+    return [moves, openings, hop.scores, hop.failure]
+
+
+def _hop(moves: list[Any], openings: dict[str, Any], scores: bool, failure: Any) -> Hop:
+    return Hop(
+        [
+            Move(
+                answers,
+                State(
+                    [Request(agent, messages, {}) for agent, messages in requests],
+                    [Outcome(*outcome) for outcome in outcomes],
+                ),
+                [Outcome(*outcome) for outcome in outstanding],
+            )
+            for answers, requests, outcomes, outstanding in moves
+        ],
+        {agent: Opening(*opening) for agent, opening in openings.items()},
+        scores,
+        failure,
+    )
+
+
+def _outcome_fields(outcome: Outcome) -> list[Any]:
+    """Return the fields, where the numbers of the info are plain; a driver has checked that they are numbers."""
+    info = outcome.info
     meant: dict[str, Any] = {
         name: {part: float(number) for part, number in info[name].items()}
         for name in ("rewards", "metrics")
@@ -93,4 +107,22 @@ def _meant(info: Mapping[str, Any]) -> dict[str, Any]:
     }
     if "success" in info:
         meant["success"] = float(info["success"])
-    return meant
+    return [outcome.agent, outcome.reward, meant, outcome.truncated]
+
+
+def _error_fields(error: AgentGymError) -> list[str]:
+    """Return the kind, the text and the traceback of the cause."""
+    kind = next(base.__name__ for base in type(error).__mro__ if base.__name__ in ERRORS)
+    cause = error.__cause__
+    return [kind, str(error), "" if cause is None else "".join(traceback.format_exception(cause))]
+
+
+def _error(kind: str, text: str, cause: str) -> AgentGymError:
+    error = ERRORS[kind](text)
+    if cause:
+        error.add_note(cause)
+    return error
+
+
+_MAKERS: tuple[Callable[..., Any], ...] = (_hop, Script, decode_episode, _array, _error)
+"""What makes a record of its fields, by code."""
