@@ -1,4 +1,4 @@
-"""Episodes in a file: what `agentgym eval` writes, what a run keeps as samples and what `agentgym show` reads.
+"""Episodes in a file: what `agentgym eval` writes and `agentgym show` reads.
 
 A file is JSON Lines. The first line says who played, each further one is an episode:
 
@@ -25,8 +25,6 @@ from agentgym.episode_codec import decode_episode, encode_episode
 from agentgym.errors import ConfigError, WireError
 
 FORMAT = 1
-SAMPLES = "samples.jsonl"
-"""The file of a run directory that keeps its sample episodes."""
 Decode = Callable[[Sequence[int]], str]
 Dialogue = tuple[tuple[str, str], ...]
 """What one trajectory read and said, a pair for each turn; what was read after the last turn stands with ""."""

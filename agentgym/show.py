@@ -5,40 +5,62 @@ cyan elsewhere.
 """
 
 import json
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
+from agentgym.config_file import load_config
+from agentgym.coordinator.store import FOLDER, count_episodes, stored_episodes
 from agentgym.episode import NOT_SAMPLED, Status, Trajectory, Turn, turns_of
-from agentgym.episode_json import SAMPLES, Dialogue, EpisodeRecord, read_episodes
+from agentgym.episode_json import Dialogue, EpisodeRecord, read_episodes, record_of
 from agentgym.errors import ConfigError
+from agentgym.policy.template import ChatTokenizer
+
+NEWEST = 3
+"""Episodes of a run that are shown where none is picked."""
 
 _STATUS_STYLE = {Status.OK: "green", Status.TRUNCATED: "yellow", Status.FAILED: "red"}
 
 
 def show(path: Path, *, number: int | None, console: Console) -> None:
-    """Print the episodes of a file or of a run directory; `number` picks one, counted from 1, or from -1 backwards.
+    """Print the episodes of a file, or the newest of a run; `number` picks one, counted from 1, or from -1 backwards.
 
     Raises:
         ConfigError: there is no such file or episode.
     """
+    read: Callable[[slice], Sequence[EpisodeRecord]]
     if path.is_dir():
-        path = path / SAMPLES
-        if not path.exists():
-            raise ConfigError(
-                f"{path.parent} has no {SAMPLES}: it is not a run directory, or the run has not kept a sample yet "
-                "(tensorboard.samples_every)"
-            )
-    records = read_episodes(path).records
-    numbered = list(enumerate(records, start=1))
+        if not (path / FOLDER).is_dir():
+            raise ConfigError(f"{path} is not a run directory: it has no folder {FOLDER!r}")
+        total, part, read = count_episodes(path), slice(-NEWEST, None), partial(_of_run, path)
+    else:
+        records = read_episodes(path).records
+        total, part, read = len(records), slice(None), records.__getitem__
     if number is not None:
-        if not 1 <= abs(number) <= len(records):
-            raise ConfigError(f"{path} has {len(records)} episodes; there is no number {number}")
-        numbered = [numbered[number - 1 if number > 0 else number]]
-    for position, record in numbered:
-        print_episode(record, console, title=f"episode {position} of {len(records)}")
+        if not 1 <= abs(number) <= total:
+            raise ConfigError(f"{path} has {total} episodes; there is no number {number}")
+        first = number - 1 if number > 0 else total + number
+        part = slice(first, first + 1)
+    for position, record in enumerate(read(part), start=part.indices(total)[0] + 1):
+        print_episode(record, console, title=f"episode {position} of {total}")
+
+
+def _of_run(run: Path, part: slice) -> list[EpisodeRecord]:
+    """Read episodes that a run keeps."""
+    config = load_config(run / "config.json")
+    decode = ChatTokenizer(config.model).decode
+    return [
+        record_of(stored.episode, decode, lease=stored.lease_id, **_trained(stored.step, config.warmup.steps))
+        for stored in stored_episodes(run, part)
+    ]
+
+
+def _trained(step: int | None, warmup: int) -> dict[str, int]:
+    return {} if step is None else {"step": step - warmup}
 
 
 def print_episode(record: EpisodeRecord, console: Console, *, title: str = "") -> None:

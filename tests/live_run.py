@@ -18,7 +18,6 @@ from agentgym.coordinator.process import Coordinator
 from agentgym.coordinator.report import Reporter
 from agentgym.coordinator.schedule import Schedule
 from agentgym.coordinator.supervisor import Supervisor
-from agentgym.episode_json import SAMPLES, EpisodeWriter
 from agentgym.errors import RunError
 from agentgym.protocol import Lease, Servers
 from agentgym.tensorboard import TensorBoard
@@ -48,7 +47,6 @@ class Run:
         self.places = Places(folder / "run", folder / "sockets", folder / "exchange")
         self.terminal = io.StringIO()
         self.board = TensorBoard(self.places.tensorboard)
-        self.samples = EpisodeWriter(self.places.run / SAMPLES)
         supervisor = Supervisor(
             logs=self.places.logs, start_timeout=60.0, silence_timeout=60.0, max_restarts=0
         )
@@ -56,7 +54,6 @@ class Run:
             Schedule(config),
             self.board,
             config.tensorboard,
-            samples=self.samples,
             console=Console(file=self.terminal, width=200),
             decode=str,
         )
@@ -123,7 +120,6 @@ async def play(config: Config, folder: Path, **resumed: Any) -> AsyncIterator[Ca
         finally:
             await cast.leave()
             run.board.close()
-            run.samples.close()
 
 
 async def leased(worker: FakeWorker) -> Lease:

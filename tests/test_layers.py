@@ -24,7 +24,6 @@ LAYERS = [
     "config episode model registry spaces wire",
     "batch busy config_file episode_codec metrics ratings tensorboard",
     "episode_json",
-    "show",
     "evaluation.stats",
     "evaluation.summary",
     # environments and their tools
@@ -56,7 +55,7 @@ LAYERS = [
     "advantages coordinator.groups coordinator.leases coordinator.lineup coordinator.peers coordinator.pools "
     "coordinator.schedule coordinator.segments coordinator.supervisor",
     "coordinator.store",
-    "coordinator.assemble coordinator.launch coordinator.scoring coordinator.serving",
+    "show coordinator.assemble coordinator.launch coordinator.scoring coordinator.serving",
     "coordinator.dispatcher coordinator.report",
     "coordinator.status",
     "coordinator.process",

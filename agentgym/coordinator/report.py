@@ -16,7 +16,6 @@ from agentgym.busy import CpuShare
 from agentgym.config import TensorBoardConfig
 from agentgym.coordinator.assemble import Assembled
 from agentgym.coordinator.schedule import Schedule, Step
-from agentgym.episode_json import EpisodeWriter, record_of
 from agentgym.metrics import episode_metrics, render_episode
 from agentgym.protocol import StepDone
 from agentgym.tensorboard import TensorBoard
@@ -49,16 +48,14 @@ class Reporter:
         tensorboard: TensorBoard,
         config: TensorBoardConfig,
         *,
-        samples: EpisodeWriter,
         console: Console,
         decode: Callable[[Sequence[int]], str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Report to `console` and `tensorboard`; sample episodes go to `samples`, too."""
+        """Report to `console` and `tensorboard`."""
         self._schedule = schedule
         self._tensorboard = tensorboard
         self._config = config
-        self._samples = samples
         self._console = console
         self._decode = decode
         self._clock = clock
@@ -97,8 +94,6 @@ class Reporter:
             shown = assembled.episodes[::every][: self._config.samples]
             text = "\n\n---\n\n".join(render_episode(episode, self._decode) for episode in shown)
             self._tensorboard.text("samples/episodes", text, number)
-            for episode in shown:
-                self._samples.write(record_of(episode, self._decode, step=number))
         self._tensorboard.scalars({**metrics, **({} if step.warmup else ratings)}, number)
         if not step.warmup:
             self._tensorboard.histogram("policy/age_histogram", assembled.ages, number)

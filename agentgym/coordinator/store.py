@@ -252,8 +252,16 @@ class EpisodeStore:
             self._loop.call_soon_threadsafe(function, argument)
 
 
-def stored_episodes(run: Path) -> Iterator[StoredEpisode]:
-    """Yield the episodes in a run directory, in the order in which they came; the run may be going on.
+def count_episodes(run: Path) -> int:
+    """Return how many episodes a run directory holds. Raises RunError as `stored_episodes` does."""
+    with _explained(run / FOLDER), contextlib.closing(_connect(run / FOLDER, "ro")) as ledger:
+        return int(ledger.execute("SELECT count(*) FROM episodes").fetchone()[0])
+
+
+def stored_episodes(run: Path, part: slice = slice(None)) -> Iterator[StoredEpisode]:
+    """Yield the episodes in a run directory, or a part of them, in the order in which they came.
+
+    The run may be going on. They are as their workers sent them: group rewards come later.
 
     Raises:
         RunError: there is no store, or it is damaged.
@@ -264,7 +272,7 @@ def stored_episodes(run: Path) -> Iterator[StoredEpisode]:
         rows = ledger.execute(
             f"SELECT lease_id, step, {_PLACE} FROM episodes JOIN groups USING (group_id) ORDER BY arrival"
         ).fetchall()
-        for lease_id, step, *place in rows:
+        for lease_id, step, *place in rows[part]:
             try:
                 episode = _episode(folder, Place(*place))
             except FileNotFoundError:

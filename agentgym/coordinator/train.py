@@ -20,7 +20,6 @@ from agentgym.coordinator.report import Reporter
 from agentgym.coordinator.schedule import Schedule
 from agentgym.coordinator.store import FOLDER as EPISODES
 from agentgym.coordinator.supervisor import Supervisor
-from agentgym.episode_json import SAMPLES, EpisodeWriter
 from agentgym.errors import ConfigError, RunError
 from agentgym.log import setup_logging
 from agentgym.messages import AgentId
@@ -59,7 +58,6 @@ def train(config: Config, *, resume: bool, console: Console) -> None:
         schedule = Schedule(config)
         first_step = done + 1 - config.warmup.steps  # step 0 is the last one of the warm-up
         board = TensorBoard(places.tensorboard, first_step=first_step if resume else None)
-        samples = EpisodeWriter(run_dir / SAMPLES, config=config.model_dump(mode="json"))
         limits = config.coordinator
         supervisor = Supervisor(
             logs=places.logs,
@@ -77,7 +75,6 @@ def train(config: Config, *, resume: bool, console: Console) -> None:
             schedule,
             board,
             config.tensorboard,
-            samples=samples,
             console=console,
             decode=ChatTokenizer(config.model).decode,
         )
@@ -86,7 +83,6 @@ def train(config: Config, *, resume: bool, console: Console) -> None:
         finally:
             supervisor.stop(STOP_SECONDS)
             board.close()
-            samples.close()
     _summary(run_dir, reporter, console)
 
 
@@ -196,5 +192,5 @@ def _summary(run_dir: Path, reporter: Reporter, console: Console) -> None:
     )
     console.print(f"  TensorBoard   tensorboard --logdir {run_dir / 'tensorboard'}", highlight=False)
     console.print(f"  checkpoints   {run_dir / 'checkpoints'}", highlight=False)
-    console.print(f"  samples       agentgym show {run_dir}", highlight=False)
+    console.print(f"  episodes      agentgym show {run_dir}", highlight=False)
     console.print(f"  logs          {run_dir / 'logs'}", highlight=False)

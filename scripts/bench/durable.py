@@ -30,7 +30,6 @@ from agentgym.coordinator.schedule import Schedule
 from agentgym.coordinator.supervisor import Supervisor
 from agentgym.episode import EndReason, Episode, Trajectory, Turn
 from agentgym.episode_codec import encode_episode
-from agentgym.episode_json import SAMPLES, EpisodeWriter
 from agentgym.messages import assistant
 from agentgym.protocol import (
     Ack,
@@ -173,7 +172,7 @@ async def coordinate(config: Config, folder: Path, kilobytes: int) -> None:
     places = Places(folder / "run", folder / "sockets", folder / "exchange")
     board = TensorBoard(places.tensorboard)
     supervisor = Supervisor(logs=places.logs, start_timeout=60.0, silence_timeout=60.0, max_restarts=0)
-    reporter = reporter_of(config, board, places)
+    reporter = reporter_of(config, board)
     coordinator = Coordinator(config, places, supervisor=supervisor, reporter=reporter)
     command = [sys.executable, __file__, "--stand-in", places.coordinator, "--folder", str(places.exchange)]
     with subprocess.Popen([*command, "--kilobytes", str(kilobytes)]):
@@ -195,13 +194,12 @@ async def coordinate(config: Config, folder: Path, kilobytes: int) -> None:
     board.close()
 
 
-def reporter_of(config: Config, board: TensorBoard, places: Places) -> Reporter:
+def reporter_of(config: Config, board: TensorBoard) -> Reporter:
     """Return a reporter whose lines nobody reads."""
     return Reporter(
         Schedule(config),
         board,
         config.tensorboard,
-        samples=EpisodeWriter(places.run / SAMPLES),
         console=Console(file=io.StringIO()),
         decode=lambda tokens: "",
     )

@@ -8,7 +8,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from agentgym.coordinator.assemble import assemble
 from agentgym.coordinator.report import Reporter
 from agentgym.coordinator.schedule import Schedule
-from agentgym.episode_json import SAMPLES, EpisodeWriter, read_episodes
 from agentgym.protocol import StepDone
 from agentgym.tensorboard import TensorBoard
 
@@ -16,12 +15,10 @@ from agentgym.tensorboard import TensorBoard
 def test_tensorboard_has_one_clock_whose_step_0_ends_the_warm_up(tmp_path: Path) -> None:
     config = config_of(warmup={"steps": 2, "episodes": 1}, run={"steps": 2}, tensorboard={"samples_every": 2})
     schedule, board, terminal = Schedule(config), TensorBoard(tmp_path), io.StringIO()
-    samples = EpisodeWriter(tmp_path / SAMPLES)
     reporter = Reporter(
         schedule,
         board,
         config.tensorboard,
-        samples=samples,
         console=Console(file=terminal, width=200),
         decode=str,
     )
@@ -35,7 +32,6 @@ def test_tensorboard_has_one_clock_whose_step_0_ends_the_warm_up(tmp_path: Path)
         done = StepDone(step=number, metrics={"loss": float(number), "seconds": 0.1})
         reporter.step_done(step, assembled, done, {"policy/version": float(number)})
     board.close()
-    samples.close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     curves = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
@@ -46,8 +42,6 @@ def test_tensorboard_has_one_clock_whose_step_0_ends_the_warm_up(tmp_path: Path)
     assert curves["policy/age_mean"] == [(1, 0.0), (2, 0.0)]
     assert [step for step, _ in curves["rating/elo/learner"]] == [1, 2]
     assert [event.step for event in events.Tensors("samples/episodes")] == [1]
-    kept = read_episodes(tmp_path / SAMPLES).records
-    assert [(record.fields["step"], record.episode.member) for record in kept] == [(1, 0), (1, 0)]
     warm, learning = terminal.getvalue().split("reinforcement learning")
     assert "2/2" in warm
     assert "1/2" in learning
@@ -56,16 +50,13 @@ def test_tensorboard_has_one_clock_whose_step_0_ends_the_warm_up(tmp_path: Path)
 
 def test_brackets_in_a_message_are_no_markup(tmp_path: Path) -> None:
     config, board, terminal = config_of(), TensorBoard(tmp_path), io.StringIO()
-    samples = EpisodeWriter(tmp_path / SAMPLES)
     reporter = Reporter(
         Schedule(config),
         board,
         config.tensorboard,
-        samples=samples,
         console=Console(file=terminal, width=200),
         decode=str,
     )
     reporter.say("worker-0 said [Errno 2] and [/nothing]")
     board.close()
-    samples.close()
     assert "worker-0 said [Errno 2] and [/nothing]" in terminal.getvalue()

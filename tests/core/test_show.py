@@ -2,13 +2,17 @@ import io
 from pathlib import Path
 
 import pytest
-from builders import episode_of, trajectory_of
+from builders import config_of, episode_of, trajectory_of, within
 from rich.console import Console
 
+from agentgym.config_file import save_config
+from agentgym.coordinator.store import EpisodeStore, StoredGroup
 from agentgym.episode import EndReason
-from agentgym.episode_json import SAMPLES, EpisodeWriter, record_of
+from agentgym.episode_codec import encode_episode
+from agentgym.episode_json import EpisodeWriter, record_of
 from agentgym.errors import ConfigError
 from agentgym.show import print_episode, show, visible
+from agentgym.tiny_model import init_model
 
 
 def decode(ids: object) -> str:
@@ -85,9 +89,28 @@ def test_all_or_one_of_the_episodes_of_a_file_are_shown(tmp_path: Path) -> None:
     assert "episode 3 of 3" in output(path, -1)
 
 
-def test_a_run_directory_shows_its_samples(tmp_path: Path) -> None:
-    file_of(tmp_path / SAMPLES, 1)
-    assert "task 0" in output(tmp_path, None)
+def test_a_run_directory_shows_the_newest_of_its_episodes(tmp_path: Path) -> None:
+    init_model(tmp_path / "model")
+    save_config(config_of(model=str(tmp_path / "model"), warmup={"steps": 2}), tmp_path / "config.json")
+
+    async def scene() -> None:
+        store = EpisodeStore(tmp_path, failed=pytest.fail)
+        store.go_on(0)
+        for lease in range(5):
+            fields = encode_episode(episode_of([1.0], group=lease, task_index=lease))
+            store.add(lease + 10, StoredGroup(lease, lease, 1), *fields, lambda: None)
+        store.consume(7, [4], lambda: None)
+        store.close()
+
+    within(20, scene())
+    assert [f"task {i}," in output(tmp_path, None) for i in range(5)] == [False, False, True, True, True]
+    assert [f"task {i}," in output(tmp_path, 2) for i in range(5)] == [False, True, False, False, False]
+    newest = output(tmp_path, -1)
+    assert "episode 5 of 5" in newest
+    assert "lease 14, step 5" in newest  # of reinforcement learning, two of the warm-up came before
+    assert "step" not in output(tmp_path, 4)
+    with pytest.raises(ConfigError, match="has 5 episodes; there is no number 6"):
+        output(tmp_path, 6)
 
 
 @pytest.mark.parametrize("number", [0, 4, -4])
@@ -97,5 +120,5 @@ def test_an_episode_that_is_not_there_is_one_sentence(tmp_path: Path, number: in
 
 
 def test_a_folder_that_is_no_run_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no samples\.jsonl: it is not a run directory"):
+    with pytest.raises(ConfigError, match="is not a run directory: it has no folder 'episodes'"):
         show(tmp_path, number=None, console=Console(file=io.StringIO()))
