@@ -189,6 +189,17 @@ def test_the_noisy_player_is_often_wrong():
     assert 0.5 < sum(seat.success for seat in plays) / 100 < 0.8
 
 
+def test_the_coder_computes_before_it_answers():
+    found = spec("reasoning_gym:chain_sum")
+    env = make(found.id, tools=["python"], allow_negation=True)
+    policy = load_scripted("coder", 0, env_spec=found, kwargs={"p": 0.0})
+    for seed in range(5):
+        seat = play_single(env, policy, seed)
+        assert seat.success == 1.0
+        assert seat.metrics["tools/python/calls"] == 1.0
+    env.close()
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning:gymnasium")
 @pytest.mark.parametrize("settings", [{}, {"tools": ["python"]}])
 @pytest.mark.parametrize("name", ["basic_arithmetic", "list_functions", "n_queens"])

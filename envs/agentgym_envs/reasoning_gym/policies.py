@@ -1,11 +1,14 @@
 """Scripted players that know the answer which the question was made with."""
 
 import json
+import re
 from typing import Any
 
 from agentgym.messages import Message, ToolSchema, assistant, tool_call
-from agentgym.policy.scripted import SeededPolicy
+from agentgym.policy.scripted import SeededPolicy, last_text
 from agentgym_envs.reasoning_gym import prompts
+
+_EXPRESSION = re.compile(r"-?[\d(][\d+\-*/(). ]*[+\-*/][\d+\-*/(). ]*[\d)]")
 
 
 class Oracle(SeededPolicy):
@@ -37,6 +40,24 @@ class Noisy(Oracle):
         digit = str(self.rng.integers(10))
         wrong[at] = digit if wrong[at].isdigit() else wrong[at - 1]
         return "".join(wrong)
+
+
+class Coder(Noisy):
+    """Computes the first expression of the question with the tool `python` and submits the result.
+
+    With probability `p`, or where there is no such tool or expression, answers at once, like `Noisy`.
+    """
+
+    def act(self, messages: list[Message], tools: list[ToolSchema], info: dict[str, Any]) -> Message:
+        """Return the call of `python`, or the answer."""
+        if result := last_text(messages, "tool"):
+            return say(result.strip(), tools)
+        expression = _EXPRESSION.search(last_text(messages))
+        has_python = any(tool["function"]["name"] == "python" for tool in tools)
+        if not has_python or expression is None or self.rng.random() < self.p:
+            return super().act(messages, tools, info)
+        code = json.dumps({"code": expression[0].strip()})
+        return assistant("", [tool_call("python", code, "call_0")])
 
 
 def say(answer: str, tools: list[ToolSchema]) -> Message:

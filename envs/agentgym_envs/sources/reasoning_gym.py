@@ -28,7 +28,7 @@ class ReasoningGymSource:
             "single",
             _MAX_TURNS,
             {"name": name},
-            {"oracle": f"{policies}:Oracle", "noisy": f"{policies}:Noisy"},
+            {"oracle": f"{policies}:Oracle", "noisy": f"{policies}:Noisy", "coder": f"{policies}:Coder"},
         )
 
     def names(self) -> list[str]:

@@ -3,7 +3,8 @@
 Agents    "user", the customer, speaks first; "agent", the company's, has the domain's tools. In telecom the user has
           tools as well, for the phone. Who calls tools gets the results and keeps the move until it says something.
           Text beside a tool call reaches nobody and does not count.
-Task      one of the split's tasks (`split`: "base" all, "train", "test"), by the seed or by `task_id`
+Task      one of the split's tasks (`split`: "base" all, "train", "test"), by the seed;
+          `task_id` names one, or several to choose from
 Prompts   agent: the domain's policy document; user: tau2's guidelines for user simulators and the task's scenario.
           Both are long. `policy` puts a text of your own in the document's place, `tools` names the tools that the
           agent is given: an easier task with shorter prompts, and not the benchmark any more.

@@ -41,7 +41,7 @@ class CustomerService(AECEnv):
         name: str,
         *,
         split: str = "base",
-        task_id: str | None = None,
+        task_id: str | Sequence[str] | None = None,
         policy: str | None = None,
         tools: Sequence[str] | None = None,
         max_errors: int = 10,
@@ -51,9 +51,11 @@ class CustomerService(AECEnv):
         self._domain = name
         self._tasks = load_tasks(name, split)
         if task_id is not None:
-            if task_id not in self._tasks:
-                raise ConfigError(f"tau2:{name} has no task {task_id!r} in its split {split!r}")
-            self._tasks = {task_id: self._tasks[task_id]}
+            wanted = [task_id] if isinstance(task_id, str) else list(task_id)
+            strange = [one for one in wanted if one not in self._tasks]
+            if strange or not wanted:
+                raise ConfigError(f"tau2:{name} has no task {', '.join(strange)} in its split {split!r}")
+            self._tasks = {one: self._tasks[one] for one in wanted}
         self._max_errors = max_errors
         self._rng = np.random.default_rng()
         domain = load_domain(name)

@@ -14,8 +14,8 @@ _GAMES = {
         LogicPuzzle-v0-hard Mastermind-v0 Mastermind-v0-hard Mastermind-v0-extreme Minesweeper-v0
         Minesweeper-v0-small Minesweeper-v0-medium Minesweeper-v0-hard PegJump-v0 RushHour-v0 Secretary-v0
         Secretary-v0-long Set-v0 Slitherlink-v0 Sokoban-v0 Sokoban-v0-medium Sudoku-v0-very-easy Sudoku-v0-easy
-        Sudoku-v0 Sudoku-v0-medium ThreeCardMonte-v0 TowerOfHanoi-v0 TowerOfHanoi-v0-medium TowerOfHanoi-v0-hard
-        TowerOfHanoi-v0-hardcore TowerOfHanoi-v0-extreme UltimateTexasHoldem-v0
+        Sudoku-v0 Sudoku-v0-medium Sudoku-v0-hard ThreeCardMonte-v0 TowerOfHanoi-v0 TowerOfHanoi-v0-medium
+        TowerOfHanoi-v0-hard TowerOfHanoi-v0-hardcore TowerOfHanoi-v0-extreme
     """,
     2: """
         Alquerque-v0 Battleship-v0 Battleship-v0-standard Battleship-v0-large Battleship-v0-extreme
