@@ -137,10 +137,18 @@ def test_too_many_errors_end_the_conversation_without_a_reward():
     env = at_the_agent(max_errors=2)
     env.step(calls(CREATE))
     env.step(calls(("nonsense", "{}")))
-    env.step("")
+    env.step("  ")
     assert all(env.terminations.values())
     assert env.rewards["agent"] == 0.0
     assert env.infos["agent"]["metrics"]["too_many_errors"] == 1.0
+
+
+def test_saying_nothing_hands_the_move_over():
+    env = at_the_agent()
+    env.step("")
+    assert env.agent_selection == "user"
+    assert env.observe("user")["messages"] == [{"role": "user", "content": "(silence)"}]
+    assert env.infos["agent"]["metrics"] == {"empty": 1.0}
 
 
 def test_text_beside_a_tool_call_reaches_nobody():

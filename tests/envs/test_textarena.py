@@ -137,6 +137,31 @@ def test_the_same_seed_gives_the_same_game_whatever_was_played_before(name):
     assert any(texts(env, seed) != wanted for seed in range(6, 12))
 
 
+def test_games_that_are_played_by_turns_do_not_disturb_each_other_nor_anybody_else():
+    wanted = texts(TextArena("PigDice-v0"), 5)
+    one, other = TextArena("PigDice-v0"), TextArena("PigDice-v0")
+    random.seed(7)
+    one.reset(seed=5)
+    other.reset(seed=6)
+    policies = {agent: FromMenu(seed=1) for agent in one.agents}
+    heard = {agent: [] for agent in one.agents}
+    for agent, policy in policies.items():
+        policy.reset(agent, 5)
+    for agent in one.agent_iter():
+        observation, _, terminated, _, _ = one.last()
+        if terminated:
+            one.step(None)
+            continue
+        heard[agent] += observation["messages"]
+        answer = policies[agent].act(heard[agent], [], {})
+        heard[agent].append(answer)
+        one.step(answer["content"])
+        if not any(other.terminations.values()):
+            other.step("[roll]")
+    assert {agent: [m["content"] for m in said] for agent, said in heard.items()} == wanted
+    assert random.random() == random.Random(7).random()
+
+
 def test_the_same_seed_gives_the_same_game_in_every_process():
     """Whatever the others draw from `random` and however Python hashes texts."""
     names = ["KuhnPoker-v0", "PigDice-v0", "Taboo-v0", "SecretMafia-v0", "Sokoban-v0", "Nim-v0"]

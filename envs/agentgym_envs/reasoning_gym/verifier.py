@@ -1,6 +1,5 @@
 """Questions with their verifiers; answers are a model's text and are trusted with nothing."""
 
-import random
 import re
 from typing import Any
 
@@ -9,6 +8,7 @@ import reasoning_gym
 import reasoning_gym.factory
 
 from agentgym.errors import ConfigError
+from agentgym_envs.global_random import GlobalRandom
 
 EVALUATED = frozenset(
     {
@@ -39,6 +39,7 @@ class Questions:
         """Take the data set's name and its own settings. Raises ConfigError for settings it does not have."""
         self._name = name
         self._settings = settings
+        self._random = GlobalRandom()
         known = reasoning_gym.factory.DATASETS[name][1].__dataclass_fields__
         strange = settings.keys() - (known.keys() - {"seed", "size"})
         if strange:
@@ -48,15 +49,12 @@ class Questions:
             )
 
     def draw(self, rng: np.random.Generator) -> Entry:
-        """Return a question; the data set of one question is made anew from a seed.
-
-        The process-global generators are seeded as well: list_functions draws from `random`.
-        """
+        """Return a question; the data set of one question is made anew from a seed."""
         seed = int(rng.integers(2**31))
-        random.seed(seed)
-        np.random.seed(seed)
-        self._dataset = reasoning_gym.create_dataset(self._name, seed=seed, size=1, **self._settings)
-        entry: Entry = self._dataset[0]
+        self._random.seed(seed)
+        with self._random.borrowed():  # list_functions and pool_matrix draw from the global generators
+            self._dataset = reasoning_gym.create_dataset(self._name, seed=seed, size=1, **self._settings)
+            entry: Entry = self._dataset[0]
         return entry
 
     def score(self, answer: str, entry: Entry) -> float:

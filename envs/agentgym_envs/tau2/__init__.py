@@ -8,7 +8,8 @@ Task      one of the split's tasks (`split`: "base" all, "train", "test"), by th
 Prompts   agent: the domain's policy document; user: tau2's guidelines for user simulators and the task's scenario.
           Both are long. `policy` puts a text of your own in the document's place, `tools` names the tools that the
           agent is given: an easier task with shorter prompts, and not the benchmark any more.
-Ends      when the user says ###STOP###, ###TRANSFER### or ###OUT-OF-SCOPE###, or after `max_errors` failed calls
+Ends      when the user says ###STOP###, ###TRANSFER### or ###OUT-OF-SCOPE###, or after `max_errors` failed calls or
+          empty messages of the two together
 Rewards   "success" for the agent at the end, 0 or 1: the product of what the task demands of these (as metrics, too):
           "db" the databases are as the gold actions leave them, "env_assertion" the task's assertions about the world,
           "action" all gold actions were called, "communicate" all demanded facts were said. 0 after too many errors.

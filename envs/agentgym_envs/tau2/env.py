@@ -123,18 +123,17 @@ class CustomerService(AECEnv):
 
     def _say(self, agent: AgentId, text: str) -> None:
         """Deliver a text to the other, or end the conversation."""
-        if not text.strip():
-            self._inbox[agent] = [user(prompts.EMPTY)]
+        if text.strip():
+            self._conversation.append(_SPEAKS[agent](role=_ROLE[agent], content=text))
+        else:
             self.infos[agent]["metrics"] = {"empty": 1.0}
             self._errors += 1
-            return
-        self._conversation.append(_SPEAKS[agent](role=_ROLE[agent], content=text))
         if agent == USER and any(token in text for token in (STOP, TRANSFER, OUT_OF_SCOPE)):
             parts = factors(self._domain, self._task, self._world, self._conversation)
             self._finish(math.prod(parts.values()), parts)
             return
         other = USER if agent == AGENT else AGENT
-        self._inbox[other] = [user(text)]
+        self._inbox[other] = [user(text if text.strip() else prompts.SILENCE)]
         self.agent_selection = other
 
     def _call(self, agent: AgentId, calls: Sequence[ToolCall]) -> None:

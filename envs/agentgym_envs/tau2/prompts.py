@@ -2,7 +2,7 @@
 
 GREETING = "Hi! How can I help you today?"
 NO_POWERS = "powers are not allowed; use + - * / and parentheses."
-EMPTY = "Error: the message is empty. Say something or call a tool."
+SILENCE = "(silence)"
 
 _AGENT = """\
 You work in customer service. The policy below says what you may do and how; keep to it.

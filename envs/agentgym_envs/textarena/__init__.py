@@ -9,6 +9,6 @@ Rewards   "outcome", all at the end: what textarena gives each player (+1 win, -
 Success   one player: the outcome, cut to 0..1; several: (outcome + 1) / 2, cut to 0..1
 Metrics   "illegal" 1 for a player who ended the game, or was put out, by illegal moves
 
-textarena draws from the process-global generators of `random` and numpy. They are seeded before each reset, so an
-episode is determined by its seed only while nothing else in the process draws from them.
+textarena draws from the process-global generators of `random` and numpy. Here each game has streams of its own, which
+are put in their place while it is called; several threads at once would still mix them, so an instance gets a process.
 """

@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import random
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from textarena.envs.registration import ENV_REGISTRY
 
 from agentgym.env import AECEnv, AgentObservation, action_text
 from agentgym.messages import Action, AgentId, user
+from agentgym_envs.global_random import GlobalRandom
 from agentgym_envs.textarena.games import PLAYERS
 
 YOUR_TURN = "[GAME] It is your turn."
@@ -29,7 +29,9 @@ class TextArena(AECEnv):
     def __init__(self, name: str, *, num_players: int | None = None, **settings: Any) -> None:
         """Take the game's id, how many play (None: the fewest that can) and the game's own settings."""
         self._new_game = functools.partial(_build, name, settings)
-        self._game = self._new_game()
+        self._random = GlobalRandom()
+        with self._random.borrowed():
+            self._game = self._new_game()
         self.possible_agents = [f"player_{seat}" for seat in range(num_players or PLAYERS[name])]
         self._rng = np.random.default_rng()
 
@@ -38,10 +40,12 @@ class TextArena(AECEnv):
         if seed is not None:
             self._rng = np.random.default_rng(seed)
         game_seed = int(self._rng.integers(2**32))
-        random.seed(game_seed)
-        np.random.seed(game_seed)
-        self._game = self._new_game()  # some games keep something, a deck in its order, over their own reset
-        self._game.reset(num_players=len(self.possible_agents), seed=game_seed)
+        self._random.seed(game_seed)
+        with self._random.borrowed():
+            self._game = (
+                self._new_game()
+            )  # some games keep something, a deck in its order, over their own reset
+            self._game.reset(num_players=len(self.possible_agents), seed=game_seed)
         self.agents = list(self.possible_agents)
         self.rewards = dict.fromkeys(self.agents, 0.0)
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
@@ -68,7 +72,8 @@ class TextArena(AECEnv):
         self._cumulative_rewards[agent] = 0.0
         self.infos[agent] = {}
         self._clear_rewards()
-        ended, _ = self._game.step(action_text(action))
+        with self._random.borrowed():
+            ended, _ = self._game.step(action_text(action))
         if ended:
             self._finish()
         else:
