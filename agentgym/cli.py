@@ -1,4 +1,4 @@
-"""The command line: `agentgym train | serve | worker | init-model | list | play`.
+"""The command line: `agentgym train | eval | check | play | show | list | init-model | serve | worker`.
 
 Nothing heavy is imported before the arguments are parsed, so that `--help` answers at once.
 """
@@ -122,28 +122,39 @@ def list_environments(
     ] = None,
 ) -> None:
     """List the environments that are registered, or those of another library."""
+    from agentgym.catalog import table
     from agentgym.registry import list_envs, list_sources
 
-    for env in list_envs(source):
-        scripted = f"  scripted: {', '.join(env.scripted)}" if env.scripted else ""
-        typer.echo(f"{env.id:30} {env.kind:9}{scripted}")
+    for line in table(list_envs(source)):
+        typer.echo(line)
     if source is None:
         typer.echo(f"of other libraries: {' '.join(f'{prefix}:' for prefix in list_sources())}")
 
 
 @app.command()
 def play(
-    env_id: Annotated[str, typer.Argument(metavar="ID", help='An id, or "module:Class".')],
+    env_id: EnvId,
+    arguments: EnvArguments = None,
     policy: Annotated[
-        str, typer.Option(help="'scripted', a scripted policy's name, module:Class, or a model's folder.")
+        str,
+        typer.Option(help="'human', 'scripted', a scripted policy's name, module:Class, a model's folder."),
     ] = "scripted",
+    agent: Annotated[str | None, typer.Option(help="Whom it plays; by default the first agent.")] = None,
+    opponent: Annotated[
+        str | None, typer.Option(help="Who plays the others; by default the best scripted policy.")
+    ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of the first episode.")] = 0,
 ) -> None:
-    """Play an environment and print what was said."""
+    """Play an environment and show what was said."""
+    from rich.console import Console
+
+    from agentgym.config_file import parse_arguments
+    from agentgym.worker.play import Game
     from agentgym.worker.play import play as run
 
-    run(env_id, policy=policy, episodes=episodes, seed=seed)
+    game = Game(env_id, parse_arguments(arguments or []), policy, agent, opponent)
+    run(game, episodes=episodes, seed=seed, console=Console(soft_wrap=True, highlight=False))
 
 
 @app.command()

@@ -17,6 +17,7 @@ Step = tuple[Any, float, bool, bool, dict[str, Any]]
 class Sound(Env):
     """Say the word that is shown, four times."""
 
+    isolation = "shared"
     words: tuple[str, ...] = ("ant", "bee", "cat", "dog", "elk", "fox")
     system_prompt: str | None = "Say it."
     scripted: ClassVar[dict[str, str]] = {"echo": "broken_envs:Echo"}
@@ -98,6 +99,12 @@ class DrawsGlobally(Sound):
     def show(self) -> Any:
         self.word = random.choice(self.words)
         return self.word
+
+
+class DrawsGloballyAlone(DrawsGlobally):
+    """The same in a process of its own, where it does no harm."""
+
+    isolation = "process"
 
 
 class SharesItsState(Sound):
@@ -228,6 +235,7 @@ class NotAnEnvironmentSpace(Sound):
 class SoundTools(ToolEnv):
     """Add two numbers with a tool and submit the sum."""
 
+    isolation = "shared"
     system_prompt = "Add."
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:

@@ -23,7 +23,7 @@ LAYERS = [
     # records, settings, what crosses a socket
     "config episode model registry spaces wire",
     "batch busy config_file episode_codec metrics ratings tensorboard",
-    "episode_json",
+    "catalog episode_json",
     "evaluation.stats",
     "evaluation.summary",
     # environments and their tools
@@ -32,8 +32,8 @@ LAYERS = [
     "tools wrappers.seated wrappers.single",
     "toolsets.calculator toolsets.mcp toolsets.python toolsets.sql wrappers.aec wrappers.parallel",
     # policies
-    "policy.client policy.endpoint policy.scripted policy.template policy.vllm_plugin tiny_model",
-    "policy.link policy.suffix policy.vllm_worker",
+    "policy.client policy.scripted policy.template policy.vllm_plugin tiny_model",
+    "policy.endpoint policy.link policy.suffix policy.vllm_worker",
     "policy.engine policy.tokens",
     "policy.patterns policy.server",
     # the process that plays
@@ -44,7 +44,7 @@ LAYERS = [
     "worker.isolated",
     "worker.pool worker.seat",
     "worker.rollout worker.seating",
-    "worker.local_server",
+    "worker.human worker.local_server",
     "worker.play worker.process",
     # what environments promise
     "check.subject",

@@ -20,7 +20,7 @@ from agentgym.check.subject import Options, Subject, attempt
 from agentgym.lifeline import die_with_parent
 from agentgym.registry import spec
 
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 CLOSE_SECONDS = 5.0
 MAX_LOSSES = 2
 """Processes that may hang or die; the rules that are left then are not tried."""

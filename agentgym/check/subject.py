@@ -95,10 +95,14 @@ class Play:
         *,
         recorded: Sequence[Actions] = (),
         by: str = "",
+        alone: bool = False,
         on_call: Callable[[str], None] = lambda what: None,
         max_turns: int = MAX_TURNS,
     ) -> None:
-        """Prepare; nothing is called yet. Without `players`, the recorded actions are played as far as they go."""
+        """Prepare; nothing is called yet. Without `players`, the recorded actions are played as far as they go.
+
+        `alone`: as in a process of its own, where a worker seeds the global generators before each reset.
+        """
         self.instance, self.driver, self.seed, self.by = instance, instance.driver, seed, by
         self.frames: list[Frame] = []
         self.actions: list[Actions] = []
@@ -109,7 +113,7 @@ class Play:
         self.over = False
         self.draws_globally = False
         """Whether a call changed the state of the process-global generators."""
-        self._players, self._recorded = players, recorded
+        self._players, self._recorded, self._alone = players, recorded, alone
         self._seated: dict[AgentId, ScriptedPolicy] = {}
         self._on_call = on_call
         self._max_turns = max_turns
@@ -123,6 +127,9 @@ class Play:
         if actions is None:
             return False
         what = "step" if self.frames else "reset"
+        if self._alone and not self.frames:
+            random.seed(self.seed)
+            np.random.seed(self.seed % 2**32)
         before = _global_state()
         self._on_call(what)
         made, problem = attempt(lambda: self._call(actions))
@@ -222,6 +229,11 @@ class Subject:
         """What the rule that is being tried has to say besides what is wrong."""
         self._made: list[Instance] = []
 
+    @property
+    def alone(self) -> bool:
+        """Whether each instance plays in a process of its own."""
+        return self.spec.isolation == "process"
+
     def new(self) -> Instance:
         """Return a new instance.
 
@@ -252,7 +264,7 @@ class Subject:
             return load_scripted(by, seed, env_spec=self.spec)
 
         turns = min(MAX_TURNS, self.spec.max_turns or MAX_TURNS)
-        return Play(instance, seed, player, by=by, on_call=self.on_call, max_turns=turns)
+        return Play(instance, seed, player, by=by, alone=self.alone, on_call=self.on_call, max_turns=turns)
 
     def replay(self, recorded: Play, instance: Instance | None = None) -> Play:
         """Return the same episode, about to begin again, in the given instance or a new one."""
@@ -261,6 +273,7 @@ class Subject:
             recorded.seed,
             recorded=recorded.actions,
             by=recorded.by,
+            alone=self.alone,
             on_call=self.on_call,
         )
 

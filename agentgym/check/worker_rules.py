@@ -9,7 +9,7 @@ from agentgym.check.rule import NotApplicable, rule
 from agentgym.check.subject import Actions, Options, Play, Subject, attempt, difference
 
 HASH_SEED = "20240229"
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 
 Recorded = tuple[int, str, list[Actions]]
 """Seed, by whom, actions."""
@@ -78,7 +78,7 @@ def _replay(connection: Connection, env_id: str, options: Options, recorded: Seq
     for seed, by, actions in recorded:
         play, problem = attempt(
             lambda seed=seed, by=by, actions=actions: Play(  # type: ignore[misc]
-                subject.new(), seed, recorded=actions, by=by
+                subject.new(), seed, recorded=actions, by=by, alone=subject.alone
             ).finish()
         )
         connection.send(play.record if play is not None else f"building it {problem}")

@@ -7,6 +7,7 @@ Many requests are in flight over one DEALER socket per server. Every request end
 PolicyError that names the server, or by its caller's cancellation, which the server is told.
 """
 
+import abc
 import asyncio
 import contextlib
 import itertools
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from zmq.utils.monitor import recv_monitor_message
 
 from agentgym.errors import PolicyError, PolicyUnavailableError, WireError
+from agentgym.messages import Message, ToolSchema
 from agentgym.protocol import Abort, Error, Generate, Health, Healthy
 from agentgym.protocol import Completion as CompletionHeader
 from agentgym.wire import Channel, Packet, open_socket
@@ -78,6 +80,20 @@ class Policy(Protocol):
             PolicyError: no answer within `timeout` seconds, or an error.
         """
         ...
+
+
+class Speaker(abc.ABC):
+    """What answers in words: a foreign server, a person. Its answers are logged and never trained."""
+
+    @abc.abstractmethod
+    async def chat(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, timeout: float
+    ) -> tuple[Message, str]:
+        """Return the answer to a conversation, and why it ended ("stop", "length", "tool_calls").
+
+        Raises:
+            PolicyError: no answer within `timeout` seconds, or one that is of no use.
+        """
 
 
 Pending = dict[bytes, asyncio.Future[Packet]]

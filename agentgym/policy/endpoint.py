@@ -13,6 +13,7 @@ import httpx
 from agentgym.config import SamplingConfig
 from agentgym.errors import ConfigError, PolicyError
 from agentgym.messages import Message, ToolSchema, assistant, tool_call
+from agentgym.policy.client import Speaker
 from agentgym.policy_config import PolicyConfig
 
 TRIES = 4
@@ -22,7 +23,7 @@ BUSY = {408, 425, 429, 500, 502, 503, 504}
 """Answers after which asking again may help."""
 
 
-class Endpoint:
+class Endpoint(Speaker):
     """Asks one model of a server for chat completions; many requests may wait at once."""
 
     def __init__(self, policy: str, config: PolicyConfig, sampling: SamplingConfig) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 from agentgym.episode import NOT_SAMPLED, EndReason, Trajectory, Turn
 from agentgym.errors import PolicyError, PolicyUnavailableError
 from agentgym.messages import AgentId, Message, ToolSchema, shortened, system
-from agentgym.policy.client import Completion, Policy, Sampling
-from agentgym.policy.endpoint import Endpoint
+from agentgym.policy.client import Completion, Policy, Sampling, Speaker
 from agentgym.policy.scripted import Script
 from agentgym.policy.template import ChatTokenizer
 from agentgym.policy.tokens import Conversation, Span
@@ -46,7 +45,7 @@ class Limits:
     """See `env.max_observation_chars`."""
 
 
-Player = Policy | Script | Endpoint
+Player = Policy | Script | Speaker
 
 
 class Seat:
@@ -96,7 +95,7 @@ class Seat:
         else:
             self._conversation.append_messages(new)
         # What a teacher says is read by the model that is trained; the words of an opponent never are.
-        read = self._trainable or not isinstance(self._player, Script | Endpoint)
+        read = self._trainable or not isinstance(self._player, Script | Speaker)
         if read and self._room() < 1:
             return EndReason.CONTEXT if self._limits.context else EndReason.MAX_TOKENS
         return None
@@ -117,7 +116,7 @@ class Seat:
         """
         assert self._conversation is not None
         assert not isinstance(self._player, Script)
-        if isinstance(self._player, Endpoint):
+        if isinstance(self._player, Speaker):
             start, timeout = self._clock(), self._limits.request_timeout
             message, finish = await self._player.chat(
                 self._conversation.messages, self._tools, timeout=timeout

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from agentgym.config import EnvConfig, SamplingConfig
 from agentgym.messages import AgentId
-from agentgym.policy.client import Policy, Sampling
+from agentgym.policy.client import Policy, Sampling, Speaker
 from agentgym.policy.endpoint import Endpoint
 from agentgym.policy.scripted import Script
 from agentgym.policy.template import ChatTokenizer
@@ -45,9 +45,12 @@ class Seating:
         sampling: SamplingConfig,
         tokenizer: ChatTokenizer,
         served: Mapping[str, Served] | None = None,
+        speakers: Mapping[str, Speaker] | None = None,
         trained: Collection[str] = (),
     ) -> None:
         """Know the policies by name; models and pools must be `served`, those in `trained` are trainable.
+
+        `speakers` are policies of other kinds, by name.
 
         Raises:
             ConfigError: the API key of an endpoint is missing.
@@ -64,6 +67,7 @@ class Seating:
             for name, policy in policies.items()
             if policy.kind == "endpoint"
         }
+        self._speakers: dict[str, Speaker] = {**self._endpoints, **(speakers or {})}
 
     def seat(self, agent: AgentId, opening: Opening, lease: Lease) -> Seat:
         """Return a new seat for an agent of the episode of `lease`."""
@@ -89,9 +93,10 @@ class Seating:
             await endpoint.close()
 
     def _player(self, policy: str, lease: Lease) -> Player:
-        scripted = self._policies[policy].scripted or lease.teacher
+        kind = self._policies.get(policy)
+        scripted = (kind and kind.scripted) or lease.teacher
         if not scripted:
-            return self._endpoints.get(policy) or self.served[policy].client
+            return self._speakers.get(policy) or self.served[policy].client
         return Script(policy, scripted, lease.sampling_seed, self._max_turns, self._env.max_observation_chars)
 
     def _limits(self, served: Served | None) -> Limits:

@@ -69,6 +69,13 @@ def test_shipped_environments_pass(name: str) -> None:
     assert [r for r in found.values() if r.status == "FAIL"] == []
 
 
+def test_what_instances_do_to_each_other_is_excused_in_processes_of_their_own() -> None:
+    found = results("DrawsGloballyAlone")
+    assert [result for result in found.values() if result.status == "FAIL"] == []
+    assert found["global-random"].status == "skip"
+    assert "it plays in a process of its own; in a shared one: a call" in found["global-random"].findings[0]
+
+
 def test_an_order_that_depends_on_hashes_shows_in_another_process() -> None:
     result = try_rule("processes", Subject("broken_envs:HashesTexts"))
     assert result.status == "FAIL"

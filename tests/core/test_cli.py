@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from agentgym.errors import ConfigError
 from agentgym.model import check_model
 
 PLAYS = {
-    "agentgym/GuessNumber-v0": ("expert", "said"),
+    "agentgym/GuessNumber-v0": ("expert", "played by expert"),
     "agentgym/Calculator-v0": ("expert", "<tool_call>"),
     "agentgym/TicTacToe-v0": ("random", "player_2"),
     "agentgym/SplitCoins-v0": ("fair", "claim 5"),
@@ -56,7 +57,9 @@ def test_list_names_the_shipped_environments_and_their_scripted_policies(
     kinds = {line.split()[0]: line.split()[1] for line in lines}
     assert PLAYS.keys() <= kinds.keys()
     assert kinds["agentgym/TicTacToe-v0"] == "aec"
-    assert any("scripted: random, noisy, expert" in line for line in lines)
+    (row,) = (line for line in lines if line.startswith("agentgym/TicTacToe-v0"))
+    assert "random,noisy,expert" in row
+    assert row.endswith("Two players by turns; the first to have three in a line wins.")
 
 
 def test_list_names_the_environments_of_another_library(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,10 +87,22 @@ def test_play_shows_episodes_of_a_scripted_policy(env_id: str, capsys: pytest.Ca
     assert shown in text
 
 
+def test_play_takes_arguments_a_seat_and_an_opponent(capsys: pytest.CaptureFixture[str]) -> None:
+    run("play", "agentgym/GuessNumber-v0", "high=3", "turns=1", "--policy", "random")
+    assert "1 to 3" in capsys.readouterr().out.replace("1-3", "1 to 3")
+    run("play", "agentgym/TicTacToe-v0", "--agent", "player_2", "--policy", "expert", "--opponent", "random")
+    text = capsys.readouterr().out
+    assert "player_1 played by random" in text
+    assert "player_2 played by expert" in text
+    run("play", "agentgym/TicTacToe-v0", "--policy", "random")
+    assert "player_2 played by expert" in capsys.readouterr().out
+
+
 def test_play_shows_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:
     for seed in ("1", "1", "2"):
         run("play", "agentgym/TicTacToe-v0", "--seed", seed)
-    first, second, other = capsys.readouterr().out.split("agentgym/TicTacToe-v0 task")[1:]
+    text = re.sub(r"seconds \S+", "", capsys.readouterr().out)
+    first, second, other = text.split("agentgym/TicTacToe-v0 task")[1:]
     assert first == second != other
 
 
@@ -135,6 +150,11 @@ def test_a_wrong_configuration_is_one_clear_message_and_status_1(tmp_path: Path)
             ["play", "agentgym/Calculator-v0", "--policy", "boss"],
             "there is no scripted policy 'boss'; .* has noisy, expert",
         ),
+        (
+            ["play", "agentgym/TicTacToe-v0", "--agent", "player_3"],
+            "has no agent 'player_3'; its agents are player_1, player_2",
+        ),
+        (["play", "broken_envs:SoundTools"], "broken_envs:SoundTools has no scripted policy"),
         (["init-model", "/dev/null/x", "--preset", "huge"], "unknown model preset 'huge'; known presets: "),
         (
             ["check", "agentgym/GuesNumber-v0"],
@@ -145,7 +165,7 @@ def test_a_wrong_configuration_is_one_clear_message_and_status_1(tmp_path: Path)
         (["show", "none.jsonl"], "cannot read the episodes in none.jsonl: No such file"),
         (["train", "none.toml"], "cannot read the configuration none.toml: No such file"),
     ],
-    ids=["env", "policy", "preset", "check", "argument", "eval", "show", "file"],
+    ids=["env", "policy", "agent", "none", "preset", "check", "argument", "eval", "show", "file"],
 )
 def test_what_cannot_be_done_is_said(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
