@@ -38,14 +38,15 @@ def run(*arguments: str) -> int:
     return app(list(arguments), standalone_mode=False) or 0
 
 
-def agentgym(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as a user would."""
+def agentgym(*arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command as a user would, who types some lines."""
     return subprocess.run(
         [sys.executable, "-m", "agentgym", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
+        input=typed,
     )
 
 
@@ -96,6 +97,20 @@ def test_play_takes_arguments_a_seat_and_an_opponent(capsys: pytest.CaptureFixtu
     assert "player_2 played by expert" in text
     run("play", "agentgym/TicTacToe-v0", "--policy", "random")
     assert "player_2 played by expert" in capsys.readouterr().out
+
+
+def test_a_person_plays_at_the_terminal_against_a_scripted_opponent() -> None:
+    done = agentgym("play", "agentgym/TicTacToe-v0", "--policy", "human", typed="5\nnine\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "....x...." not in done.stdout.split("> ")[0]
+    assert "player_1 played by human: reward -1" in done.stdout  # an illegal text is a forfeit
+    assert "player_2 played by expert" in done.stdout
+
+
+def test_a_person_who_leaves_ends_the_command_cleanly() -> None:
+    done = agentgym("play", "agentgym/GuessNumber-v0", "--policy", "human", typed="10\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("left\n")
 
 
 def test_play_shows_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:
