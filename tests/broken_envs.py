@@ -49,8 +49,6 @@ class Echo(SeededPolicy):
 
 
 class Lost(SeededPolicy):
-    """Looks for what is not there."""
-
     def act(self, messages: list[Any], tools: list[Any], info: dict[str, Any]) -> Any:
         return info["map"]
 
@@ -218,14 +216,12 @@ class Hangs(Sound):
 
 
 class Dies(Sound):
-    """Takes its process along."""
-
     def step(self, action: str) -> Any:
         os._exit(3)
 
 
-class NotAnEnvironmentSpace(Sound):
-    """Declares that it reads digits, and what it says is no number of this space."""
+class TooLongForItsSpace(Sound):
+    """Declares that its texts have two characters at most."""
 
     def __init__(self) -> None:
         super().__init__()

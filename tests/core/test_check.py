@@ -30,7 +30,7 @@ FAULTS: dict[str, tuple[str, str, set[str]]] = {
     "SucceedsTwice": ("success", "agent has success 2", set()),
     "TalksTooMuch": ("budget", "reads 30000 characters at once, and 20000 are allowed", set()),
     "HasALostPolicy": ("scripted", "lost: raised KeyError: 'map'", set()),
-    "NotAnEnvironmentSpace": ("farama", "the checker raised", set()),
+    "TooLongForItsSpace": ("farama", "the checker raised", set()),
     "ToolWithoutWords": ("tool-schemas", "half: the tool has no description", set()),
     "SchemaIsWrong": ("tool-schemas", "add.a: 'int' is no type of JSON", {"tool-calls"}),
     "SchemaAllowsMore": ("tool-calls", "the schema allows the call add(", set()),
