@@ -24,6 +24,7 @@ LAYERS = [
     "config episode model registry spaces wire",
     "batch busy config_file episode_codec metrics ratings tensorboard",
     "catalog episode_json",
+    "episode_print",
     "evaluation.stats",
     "evaluation.summary",
     # environments and their tools

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.text import Text
 
 from agentgym.config_file import parse_arguments
+from agentgym.episode_print import visible
 from agentgym.errors import ConfigError
 from agentgym.messages import Message, ToolCall, ToolSchema, assistant, tool_call
 from agentgym.policy.client import Speaker
-from agentgym.show import visible
 
 _STYLES = {"system": "magenta", "user": "default", "tool": "cyan"}
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from agentgym.config import EnvConfig, SamplingConfig, ServerConfig
 from agentgym.episode import Episode
 from agentgym.episode_json import EpisodeRecord, dialogue
+from agentgym.episode_print import print_episode
 from agentgym.errors import ConfigError
 from agentgym.messages import SINGLE_AGENT, AgentId
 from agentgym.model import check_model
@@ -20,7 +21,6 @@ from agentgym.policy_config import PolicyConfig
 from agentgym.protocol import Lease
 from agentgym.registry import EnvSpec, make, spec
 from agentgym.rewards import Rewards
-from agentgym.show import print_episode
 from agentgym.worker.human import Human
 from agentgym.worker.local_server import local_server, tiny_tokenizer
 from agentgym.worker.pool import EnvPool

@@ -10,8 +10,9 @@ from agentgym.coordinator.store import EpisodeStore, StoredGroup
 from agentgym.episode import EndReason
 from agentgym.episode_codec import encode_episode
 from agentgym.episode_json import EpisodeWriter, record_of
+from agentgym.episode_print import print_episode, visible
 from agentgym.errors import ConfigError
-from agentgym.show import print_episode, show, visible
+from agentgym.show import show
 from agentgym.tiny_model import init_model
 
 
