@@ -18,6 +18,7 @@ and the callbacks that came with them run on the event loop after it.
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import queue
 import sqlite3
@@ -90,13 +91,14 @@ class EpisodeStore:
         """Open the store of a run directory, or make it; `failed` is told, on the loop, when nothing can be written.
 
         Raises:
-            RunError: it is damaged, cannot be written, or is of another version.
+            RunError: it is damaged, cannot be written, is of another version, or another process writes there.
         """
         self._folder = run / FOLDER
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         with _explained(self._folder):
             self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._lock = _lock(self._folder)
             self._segments = Segments(self._folder)
             ledger = self._folder / LEDGER
             if not ledger.exists():  # SQLite's other files get the same mode
@@ -212,6 +214,7 @@ class EpisodeStore:
             self._connection.close()
             with contextlib.suppress(OSError):  # said before, by the change that could not be written
                 self._segments.close()
+            os.close(self._lock)
 
     def _write_all(self) -> None:
         going_on = True
@@ -285,6 +288,17 @@ def stored_episodes(run: Path, part: slice = slice(None)) -> Iterator[StoredEpis
 def _connect(folder: Path, mode: str) -> sqlite3.Connection:
     address = f"{(folder / LEDGER).absolute().as_uri()}?mode={mode}"
     return sqlite3.connect(address, uri=True, timeout=10.0, isolation_level=None, check_same_thread=False)
+
+
+def _lock(folder: Path) -> int:
+    """Return a descriptor that keeps others from writing there until it is closed, or its process is dead."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise RunError(f"another process writes into {folder}; is the run still going on?") from None
+    return descriptor
 
 
 def _check_format(ledger: sqlite3.Connection, folder: Path) -> None:

@@ -158,6 +158,22 @@ def test_an_episode_is_stored_once_and_what_fails_is_told(tmp_path: Path) -> Non
     assert rows(tmp_path, "SELECT count(*) FROM episodes") == [(1,)]
 
 
+def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
+    async def scene(store: EpisodeStore) -> None:
+        with pytest.raises(
+            RunError, match=r"another process writes into .*episodes; is the run still going on"
+        ):
+            EpisodeStore(tmp_path, failed=pytest.fail)
+        store.go_on(0)
+        await put(store, 1, group=0)
+
+    async def later(store: EpisodeStore) -> None:
+        assert store.go_on(0) == [StoredGroup(0, 100, 2)]
+
+    with_store(tmp_path, scene)
+    with_store(tmp_path, later)
+
+
 def filled(run: Path) -> Path:
     """A store with three episodes, closed; returns its folder."""
 

@@ -19,6 +19,7 @@ from runs import (
     write_run,
 )
 
+from agentgym.coordinator.store import stored_episodes
 from agentgym.tiny_model import init_model
 
 WARMUP, STEPS, TASKS, GROUP, WARMUP_TASKS = 3, 8, 4, 4, 8
@@ -102,6 +103,7 @@ def test_a_run_goes_on_after_the_death_of_any_process_and_counts_each_episode_on
     assert value_at(first, "system/server-0/garbage", 3) == 1
     assert value_at(first, "system/restarts", 5) == 2
     assert value_at(first, "system/leases/taken_back", 5) == int(said[2])
+    had = {stored.lease_id for stored in stored_episodes(run_dir)}
 
     with running(tmp_path, "run.toml", "--resume") as run:
         resumed = int(run.wait_for(r"resumed after step (\d+) from .*/step-0000\d\d")[1]) - WARMUP
@@ -116,6 +118,7 @@ def test_a_run_goes_on_after_the_death_of_any_process_and_counts_each_episode_on
         assert run.lines[-5].startswith("done: reward ")
     assert wait_until_gone(tmp_path, 10.0) == {}
     check_whole(run_dir, first, resumed)
+    check_episodes(run_dir, had)
 
 
 def check_whole(run_dir: Path, first: Curves, resumed: int) -> None:
@@ -148,6 +151,22 @@ def check_whole(run_dir: Path, first: Curves, resumed: int) -> None:
         assert len(of_step) == TASKS
         tasks += of_step
     assert sorted(tasks) == list(range(WARMUP * WARMUP_TASKS, WARMUP * WARMUP_TASKS + STEPS * TASKS))
+
+
+def check_episodes(run_dir: Path, had: set[int]) -> None:
+    """Check that each step consumed whole groups of its own, and that what was there before a crash was used."""
+    stored = list(stored_episodes(run_dir))
+    assert had <= {episode.lease_id for episode in stored}
+    steps: dict[int, list[tuple[int, int]]] = {}
+    for found in stored:
+        assert found.step is not None, "the last step needs every episode that was played"
+        steps.setdefault(found.step, []).append((found.episode.task_index, found.episode.member))
+    assert sorted(steps) == list(range(1, WARMUP + STEPS + 1))
+    played = sorted(play for plays in steps.values() for play in plays)
+    warm = WARMUP * WARMUP_TASKS
+    tasks = [(task, 0) for task in range(warm)]
+    tasks += [(warm + task, member) for task in range(STEPS * TASKS) for member in range(GROUP)]
+    assert played == tasks
 
 
 def check_ledger(shown: Curves, *, consumed_before: int, finished_before: int) -> None:
