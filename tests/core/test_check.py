@@ -1,10 +1,14 @@
 """agentgym check: each planted fault fails its rule, with a sentence that says what was found."""
 
+from pathlib import Path
+
 import pytest
 
 from agentgym.check.rule import RULES
 from agentgym.check.run import Result, check, try_rule
 from agentgym.check.subject import Options, Subject
+from agentgym.model import read_chat_template
+from agentgym.tiny_model import init_model
 
 SLOW = {"processes"}
 """Starts a process; tested on its own."""
@@ -74,6 +78,26 @@ def test_what_instances_do_to_each_other_is_excused_in_processes_of_their_own() 
     assert [result for result in found.values() if result.status == "FAIL"] == []
     assert found["global-random"].status == "skip"
     assert "it plays in a process of its own; in a shared one: a call" in found["global-random"].findings[0]
+
+
+def test_a_template_that_refuses_the_roles_of_an_environment_fails(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    init_model(model)
+    subject = Subject("broken_envs:Sound", Options(tokenizer=str(model)))
+    assert try_rule("template", subject).status == "ok"
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
+    (model / "chat_template.jinja").write_text(refusal + read_chat_template(model))
+    result = try_rule("template", subject)
+    assert result.status == "FAIL"
+    assert "no system here" in result.findings[0]
+
+
+def test_a_conversation_that_outgrows_the_model_fails(tmp_path: Path) -> None:
+    init_model(tmp_path / "model")
+    options = Options(tokenizer=str(tmp_path / "model"), max_chars=10**6)
+    result = try_rule("budget", Subject("broken_envs:TalksTooMuch", options))
+    assert result.status == "FAIL"
+    assert "the model takes" in result.findings[0]
 
 
 def test_an_order_that_depends_on_hashes_shows_in_another_process() -> None:
