@@ -29,6 +29,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from agentgym.busy import forget_startup
 from agentgym.config import ServerConfig
 from agentgym.errors import ModelError, PolicyError
 from agentgym.model import ModelInfo, check_context, check_model, model_shapes, weight_files
@@ -87,6 +88,7 @@ class Engine:
         os.environ[SERVER_PID_VARIABLE] = str(os.getpid())
         llm = AsyncLLM.from_engine_args(_engine_args(model, config, info))
         await llm.collective_rpc("agentgym_attach")
+        forget_startup()
         return cls(llm, info, config, model_shapes(model))
 
     @property

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentgym.busy import BusyShare
+from agentgym.busy import BusyShare, forget_startup
 from agentgym.config import Config
 from agentgym.config_file import load_config
 from agentgym.errors import RunError
@@ -68,6 +68,7 @@ def run(config: Config, settings: argparse.Namespace, link: Link, busy: BusyShar
                 weights=weights,
             )
         )
+        forget_startup()
         while True:
             link.send(BatchRequest(step=trainer.step + 1))
             packet = link.receive()
