@@ -33,12 +33,12 @@ _GAMES = {
         PigDice-v0-350 PigDice-v0-400 PigDice-v0-450 PigDice-v0-500 QuantumTicTacToe-v0
         SimpleBlindAuction-v0-quick SimpleBlindAuction-v0 SimpleBlindAuction-v0-rich SimpleNegotiation-v0-short
         SimpleNegotiation-v0 SimpleNegotiation-v0-long SimpleTak-v0 SimpleTak-v0-medium SimpleTak-v0-large
-        SimpleTak-v0-extreme Stratego-v0 Tak-v0 Tak-v0-medium Tak-v0-hard TicTacToe-v0 TruthAndDeception-v0
-        TruthAndDeception-v0-long TruthAndDeception-v0-extreme TwoDollar-v0 UltimateTicTacToe-v0
-        IteratedUltimatumGame-v0 IteratedUltimatumGame-v0-alternate WildTicTacToe-v0 Snake-v0 Snake-v0-standard
-        Snake-v0-large Surround-v0 Surround-v0-standard Surround-v0-large LiarsDice-v0-small LiarsDice-v0
-        LiarsDice-v0-large Poker-v0-small Poker-v0 Poker-v0-long Poker-v0-extreme PublicGoodsGame-v0
-        SantoriniBaseFixed-v0 NewRecruit-v0
+        SimpleTak-v0-extreme SpiteAndMalice-v0 Stratego-v0 Tak-v0 Tak-v0-medium Tak-v0-hard TicTacToe-v0
+        TruthAndDeception-v0 TruthAndDeception-v0-long TruthAndDeception-v0-extreme TwoDollar-v0
+        UltimateTicTacToe-v0 IteratedUltimatumGame-v0 IteratedUltimatumGame-v0-alternate WildTicTacToe-v0
+        Snake-v0 Snake-v0-standard Snake-v0-large Surround-v0 Surround-v0-standard Surround-v0-large
+        LiarsDice-v0-small LiarsDice-v0 LiarsDice-v0-large Poker-v0-small Poker-v0 Poker-v0-long Poker-v0-extreme
+        PublicGoodsGame-v0 SantoriniBaseFixed-v0 NewRecruit-v0
     """,
     3: """
         ThreePlayerTicTacToe-v0 ThreePlayerGOPS-v0 ThreePlayerIPD-v0
