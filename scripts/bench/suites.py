@@ -93,7 +93,8 @@ def _try_game(name: str, answer: "multiprocessing.connection.Connection") -> Non
     from agentgym_envs.textarena.policies import FromMenu
 
     listed = games.PLAYERS.get(name)
-    sys.stdout = sys.stderr = open(os.devnull, "w")  # games report failed downloads and their own progress
+    # Games report failed downloads and their progress; nobody reads this process's output.
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  until the process ends
     outcome = ""
     for players in [listed] if listed else range(1, MOST_PLAYERS + 1):
         try:
