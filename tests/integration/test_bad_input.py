@@ -108,6 +108,18 @@ def test_a_run_goes_on_without_the_plays_that_fail_and_counts_them(tmp_path: Pat
     )
 
 
+def test_workers_that_wear_out_are_replaced_and_no_play_is_lost(tmp_path: Path) -> None:
+    write_run(tmp_path, "odd_envs:Letters", workers={"slots": 4, "max_episodes": 6})
+    done = run_cli("train", "run.toml", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "has left to be replaced; restarted as pid" in done.stdout
+    assert "played again" not in done.stdout
+    shown = curves(tmp_path / "runs" / "run")
+    assert shown["system/restarts"][-1][1] == 0.0
+    assert shown["system/leases/taken_back"][-1][1] == 0.0
+    assert processes_in(tmp_path) == {}
+
+
 def test_wrong_tool_calls_are_answered_and_counted(tmp_path: Path) -> None:
     write_run(
         tmp_path, "agentgym/Calculator-v0", teacher="odd_envs:BadCaller", server={"max_model_len": 2048}
