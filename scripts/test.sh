@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # Run the tests: scripts/test.sh [pytest arguments], paths relative to the repository root.
+#
+# Without arguments all of them, two files at a time.
 set -euo pipefail
 root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 "$root/scripts/setup.sh"
@@ -7,4 +9,5 @@ venv=$(realpath -s "${AGENTGYM_VENV:-$root/.venv}")
 cd "$root"
 # Nothing is fetched or reported; one thread per process, since the tests run several processes at once.
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 OMP_NUM_THREADS=1
+(($#)) || set -- --numprocesses 2 --dist loadfile
 exec "$venv/bin/python" -m pytest "$@"
