@@ -37,6 +37,7 @@ ONE_OF_EACH: dict[str, Header] = {
         protocol.Drain(),
         protocol.Servers(addresses={"learner": ["ipc://a", "ipc://b"], "past": []}, max_model_len=64),
         protocol.Ready(credits=3),
+        protocol.Leaving(),
         protocol.Lease(
             lease_id=1, task_index=2, seed=3, group_id=4, member=5, sampling_seed=6, policies={"*": "noisy"}
         ),
