@@ -23,6 +23,7 @@ What an agent is told names the legal answers where the view has `choices`. Wher
 played when all answers of it are legal; else everyone answers again, and those whose answers were legal read why.
 Each illegal answer counts in `info["metrics"]["illegal"]`.
 
-`success` is given the wrapped environment, the agent where there are several, and the sum of the "outcome" rewards
-when an agent's episode ends; what it returns is `info["success"]`. An agent that forfeits has a success of 0.
+`success` is given the wrapped environment, the agent where there are several, and the sum of the "outcome" rewards so
+far, after every answer; what it returns is `info["success"]`. So a play that the worker cuts is judged by where it
+stood. An agent that forfeits has a success of 0.
 """

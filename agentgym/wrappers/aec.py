@@ -97,4 +97,4 @@ class TextAECWrapper(Seated, AECEnv):
         self.rewards = {agent: float(rewards.get(agent, 0.0)) for agent in self.agents}
         self._accumulate_rewards()
         for agent, reward in self.rewards.items():
-            self._pay(agent, reward, part, self.infos[agent], ended=self._ended(agent))
+            self._pay(agent, reward, part, self.infos[agent])

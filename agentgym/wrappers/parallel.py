@@ -45,7 +45,7 @@ class TextParallelWrapper(Seated, ParallelEnv):
         ends = [{agent: bool(by.get(agent)) for agent in acting} for by in (terminations, truncations)]
         paid = {agent: float(rewards.get(agent, 0.0)) for agent in acting}
         for agent in acting:
-            self._pay(agent, paid[agent], "outcome", infos[agent], ended=agent not in self.agents)
+            self._pay(agent, paid[agent], "outcome", infos[agent])
         return self._describe_all(observations, infos), paid, ends[0], ends[1], infos
 
     def _refuse(
@@ -57,7 +57,7 @@ class TextParallelWrapper(Seated, ParallelEnv):
         self.agents = [] if over else list(moves)
         views = {}
         for agent, move in moves.items():
-            self._pay(agent, paid[agent], "illegal", infos[agent], ended=over)
+            self._pay(agent, paid[agent], "illegal", infos[agent])
             legal = [] if over else self._offer(agent, infos[agent])
             told = self._referee.notice(legal) if move is None else OTHERS_ILLEGAL
             views[agent] = self._view(None if over else told, legal)

@@ -75,5 +75,5 @@ class Referee:
             parts[part] = parts.get(part, 0.0) + reward
 
     def success(self, agent: AgentId, judge: Callable[[float], float]) -> float:
-        """Return the success of an agent whose episode has ended; an agent that forfeited it has none."""
+        """Return the success of an agent so far; one that forfeited the episode has none."""
         return 0.0 if agent in self._forfeits else float(judge(self._outcomes.get(agent, 0.0)))

@@ -16,7 +16,7 @@ Describe = Callable[[Any, AgentId, Any], str]
 Parse = Callable[[Any, AgentId, str], Any]
 """(env, agent, text) to an action; None where the text is no legal one."""
 Success = Callable[[Any, AgentId, float], float]
-"""(env, agent, sum of the rewards that env gave it) to its success in an episode that has ended, 0 to 1."""
+"""(env, agent, sum of the rewards that env gave it) to its success so far, 0 to 1."""
 
 
 class Seated:
@@ -93,8 +93,8 @@ class Seated:
             view["action_mask"] = np.array([choice in legal for choice in self._referee.choices], np.int8)
         return view
 
-    def _pay(self, agent: AgentId, reward: float, part: str, info: dict[str, Any], *, ended: bool) -> None:
-        """Book the reward of a step, and the success of an agent that has ended."""
+    def _pay(self, agent: AgentId, reward: float, part: str, info: dict[str, Any]) -> None:
+        """Book the reward of a step, and the agent's success so far."""
         self._referee.pay(agent, reward, part, info)
-        if ended and (success := self._success) is not None:
+        if (success := self._success) is not None:
             info["success"] = self._referee.success(agent, lambda outcome: success(self.env, agent, outcome))

@@ -13,7 +13,7 @@ Describe = Callable[[Any, Any], str]
 Parse = Callable[[Any, str], Any]
 """(env, text) to an action; None where the text is no legal one."""
 Success = Callable[[Any, float], float]
-"""(env, sum of its rewards) to the success of an episode that has ended, 0 to 1."""
+"""(env, sum of its rewards) to the success so far, 0 to 1."""
 
 
 class TextWrapper(Env):
@@ -83,7 +83,7 @@ class TextWrapper(Env):
         self._referee.pay(SINGLE_AGENT, float(reward), "illegal" if move is None else "outcome", info)
         if not (terminated or truncated):
             self._offer(info)
-        elif (success := self._success) is not None:
+        if (success := self._success) is not None:
             info["success"] = self._referee.success(SINGLE_AGENT, lambda outcome: success(self.env, outcome))
         return view, float(reward), bool(terminated), bool(truncated), info
 

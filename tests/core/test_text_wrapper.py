@@ -127,6 +127,13 @@ def test_forfeit_ends_the_episode_without_success():
     assert seat.metrics == {"illegal": 1.0}
 
 
+def test_a_play_that_is_cut_is_judged_by_where_it_stood():
+    env = counter(success=lambda env, outcome: float(env.unwrapped.count == env.unwrapped.goal))
+    env.reset(seed=0)
+    assert env.step("up")[4]["success"] == 0.0
+    assert env.step("left")[4]["success"] == 0.0
+
+
 def test_without_choices_the_message_names_none():
     env = counter(choices=())
     env.reset(seed=0)
