@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from agentgym.episode import PER_TOKEN, EndReason, Episode, Trajectory, Turn, ch
 from agentgym.errors import IntegrityError, WireError
 
 TURN_FIELDS = tuple(field.name for field in fields(Turn))
+_turn_values = attrgetter(*TURN_FIELDS)
 
 
 class _TrajectoryFields(BaseModel):
@@ -66,7 +68,7 @@ def encode_episode(episode: Episode) -> tuple[dict[str, Any], dict[str, NDArray[
                 "branch": t.branch,
                 "length": len(t.tokens),
                 "routed": t.routes is not None,
-                "turns": [{name: getattr(turn, name) for name in TURN_FIELDS} for turn in t.turns],
+                "turns": [dict(zip(TURN_FIELDS, _turn_values(turn), strict=True)) for turn in t.turns],
             }
             for t in trajectories
         ],

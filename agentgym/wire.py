@@ -64,7 +64,7 @@ def pack(header: Header, arrays: Arrays | None = None, *, request_id: bytes = b"
     Raises:
         WireError: an array is of a dtype or a number of dimensions that no receiver takes.
     """
-    fields = header.model_dump()
+    fields = dict(header)
     buffers = []
     if arrays:
         described = []

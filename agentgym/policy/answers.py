@@ -47,6 +47,8 @@ class Thinking(StrEnum):
 
 def thinking_of(text: str) -> Thinking:
     """Return what an answer holds of thinking. The prompt may have opened it: only the close tag is needed."""
+    if "<" not in text:  # nearly every answer of a small model
+        return Thinking.NONE
     thought, close, _ = text.rpartition(THINK_CLOSE)
     if close:
         return Thinking.FULL if thought.replace(THINK_OPEN, "").strip() else Thinking.EMPTY

@@ -1,6 +1,6 @@
 """What a chat template writes between an answer and the next one, and whether it leaves the earlier text alone.
 
-    suffix(tokenizer, tools, kinds, answer, new)    -> ids from the end token of the answer on, or None
+    suffix(tokenizer, tools, pattern, answer, new)    -> ids from the end token of the answer on, or None
 
 A template would write a parsed answer back differently from how it was sampled, so a stand-in is rendered in its
 place: a short answer of the same kind (with or without thinking, with as many calls). Two things must hold, or
@@ -12,12 +12,13 @@ the answer to "does the conversation go on in place?" is no:
 2. The text behind the answer does not depend on what lies before it but the system message, so that it may be
    taken from a conversation of one question and one answer, which is rendered once for all episodes.
 
-Skeletons are remembered by their kinds: the episodes of an environment share them.
+Skeletons are remembered by their patterns: the episodes of an environment share them.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import msgpack
 
@@ -45,6 +46,43 @@ class Kind(NamedTuple):
     """The words of a system message: some templates find switches in them."""
 
 
+class Pattern:
+    """The kinds of the messages of a conversation. There is one object for each sequence, so that it can be a key."""
+
+    __slots__ = ("__weakref__", "_longer", "_shorter", "kind")
+
+    def __init__(self, shorter: "Pattern | None" = None, kind: Kind | None = None) -> None:
+        """Do not call: begin with `EMPTY` and go on with `then`."""
+        self.kind = kind
+        """Of the last message; None where there is none."""
+        self._shorter = shorter
+        self._longer: WeakValueDictionary[Kind, Pattern] = WeakValueDictionary()
+
+    def then(self, kinds: Iterable[Kind]) -> "Pattern":
+        """Return the pattern with these behind it."""
+        pattern = self
+        for kind in kinds:
+            longer = pattern._longer.get(kind)
+            if longer is None:
+                longer = pattern._longer[kind] = Pattern(pattern, kind)
+            pattern = longer
+        return pattern
+
+    def kinds(self) -> list[Kind]:
+        """Return the kinds of all messages."""
+        kinds: list[Kind] = []
+        pattern = self
+        while pattern._shorter is not None:
+            assert pattern.kind is not None
+            kinds.append(pattern.kind)
+            pattern = pattern._shorter
+        return kinds[::-1]
+
+
+EMPTY = Pattern()
+"""Of a conversation that has not begun."""
+
+
 def kind_of(message: Message, written: str | None = None) -> Kind:
     """Return the kind of a message; of an answer, `written` is its text as it was sampled."""
     if message["role"] != "assistant":
@@ -56,33 +94,29 @@ def kind_of(message: Message, written: str | None = None) -> Kind:
 
 
 def suffix(
-    tokenizer: ChatTokenizer,
-    tools: Sequence[ToolSchema],
-    kinds: Sequence[Kind],
-    answer: Message,
-    new: Sequence[Message],
-) -> list[int] | None:
+    tokenizer: ChatTokenizer, tools: bytes, pattern: Pattern, answer: Message, new: Sequence[Message]
+) -> tuple[int, ...] | None:
     """Return the ids behind the last answer, its end token first; None if a new prompt must be rendered.
 
     Args:
         tokenizer: of the policy.
-        tools: of the conversation.
-        kinds: of all messages up to the answer, the answer's last.
+        tools: of the conversation, as msgpack.
+        pattern: of all messages up to the answer.
         answer: the last answer, as parsed.
         new: what follows it.
     """
-    if kinds[-1].role != "assistant":
+    if pattern.kind is None or pattern.kind.role != "assistant":
         return None  # nothing to stand behind: two observations in a row
-    calls = tuple((call["function"]["name"], call["id"]) for call in answer.get("tool_calls", []))
-    ids = _suffix(tokenizer, msgpack.packb(tools), tuple(kinds), calls, msgpack.packb(new))
-    return None if ids is None else list(ids)
+    calls = answer.get("tool_calls")
+    named = tuple((call["function"]["name"], call["id"]) for call in calls) if calls else ()
+    return _suffix(tokenizer, tools, pattern, named, msgpack.packb(new))
 
 
 @functools.lru_cache(REMEMBERED)
 def _suffix(
     tokenizer: ChatTokenizer,
     tools: bytes,
-    said: tuple[Kind, ...],
+    said: Pattern,
     calls: tuple[tuple[str, str], ...],
     new: bytes,
 ) -> tuple[int, ...] | None:
@@ -90,10 +124,11 @@ def _suffix(
     try:
         if not _keeps(tokenizer, tools, said, tuple(map(kind_of, messages))):
             return None
+        kinds = said.kinds()
         # The calls keep their names and ids: some templates repeat them above the results.
-        stand_in = assistant(_text(said[-1]), [tool_call(name, "{}", call_id) for name, call_id in calls])
+        stand_in = assistant(_text(kinds[-1]), [tool_call(name, "{}", call_id) for name, call_id in calls])
         schemas = msgpack.unpackb(tools, strict_map_key=False)
-        text = _behind(tokenizer, schemas, _short(said), stand_in, said[-1], messages)
+        text = _behind(tokenizer, schemas, _short(kinds), stand_in, kinds[-1], messages)
     except ModelError:
         return None  # whether the template refuses the conversation itself is seen when it is rendered
     ids = tokenizer.encode(text) if text else []
@@ -101,12 +136,12 @@ def _suffix(
 
 
 @functools.lru_cache(REMEMBERED)
-def _keeps(tokenizer: ChatTokenizer, tools: bytes, said: tuple[Kind, ...], new: tuple[Kind, ...]) -> bool:
-    schemas = msgpack.unpackb(tools, strict_map_key=False)
-    *before, answer = skeleton(said)
+def _keeps(tokenizer: ChatTokenizer, tools: bytes, said: Pattern, new: tuple[Kind, ...]) -> bool:
+    schemas, kinds = msgpack.unpackb(tools, strict_map_key=False), said.kinds()
+    *before, answer = skeleton(kinds)
     behind = skeleton(new)
-    text = _behind(tokenizer, schemas, before, answer, said[-1], behind)
-    return text is not None and text == _behind(tokenizer, schemas, _short(said), answer, said[-1], behind)
+    text = _behind(tokenizer, schemas, before, answer, kinds[-1], behind)
+    return text is not None and text == _behind(tokenizer, schemas, _short(kinds), answer, kinds[-1], behind)
 
 
 def _short(kinds: Sequence[Kind]) -> list[Message]:

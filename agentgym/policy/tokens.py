@@ -19,16 +19,19 @@ earlier tokens; the loss mask is true exactly on sampled ids.
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypedDict
 
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
 from agentgym.episode import NOT_SAMPLED, no_route
 from agentgym.errors import IntegrityError
 from agentgym.messages import Message, ToolSchema
-from agentgym.policy.suffix import Kind, kind_of, suffix
+from agentgym.policy.suffix import EMPTY, kind_of, suffix
 from agentgym.policy.template import ChatTokenizer
 
 Routes = NDArray[np.unsignedinteger[Any]]
+_Sampled = tuple[int, int, Sequence[float] | NDArray[np.float32], Sequence[int] | NDArray[np.int32]]
+"""Where an answer lies in a branch, from and to, its log-probabilities and its versions."""
 
 
 class Span(NamedTuple):
@@ -58,7 +61,8 @@ class Conversation:
         """Everything said so far; the last answer is the last assistant message."""
         self._tokenizer = tokenizer
         self._tools: tuple[ToolSchema, ...] = ()
-        self._kinds: list[Kind] = []
+        self._packed_tools = b""
+        self._pattern = EMPTY
         self.branches: list[Branch] = []
         """The last one grows. A branch may have no answer: a prompt that nobody came to read."""
 
@@ -82,8 +86,9 @@ class Conversation:
         if self.branches:
             raise IntegrityError("`initial` was called on a conversation that has begun; make a new one")
         self._tools = tuple(tools)
+        self._packed_tools = msgpack.packb(self._tools)
         self.messages = list(messages)
-        self._kinds = [kind_of(message) for message in messages]
+        self._pattern = EMPTY.then(map(kind_of, messages))
         self._open_branch()
 
     def append_sampled(
@@ -117,12 +122,12 @@ class Conversation:
             )
         branch = self.branches[-1]
         span = Span(self.branch, len(branch.tokens), len(branch.tokens) + len(tokens))
-        branch.append([int(t) for t in tokens], logprobs, versions)
+        branch.append(tokens, logprobs, versions)
         if routes is not None:
             branch.add_routes(routes, branch.routed if routes_start is None else routes_start)
         text = self._tokenizer.text(tokens)
         self.messages.append(message if message is not None else self._tokenizer.read(text, self._tools))
-        self._kinds.append(kind_of(self.messages[-1], text))
+        self._pattern = self._pattern.then([kind_of(self.messages[-1], text)])
         return span
 
     def append_messages(self, new: Sequence[Message]) -> bool:
@@ -131,16 +136,16 @@ class Conversation:
         Returns:
             True if the current branch goes on, False if a new one was opened.
         """
-        ids = suffix(self._tokenizer, self._tools, self._kinds, self.messages[-1], new)
+        ids = suffix(self._tokenizer, self._packed_tools, self._pattern, self.messages[-1], new)
         self.messages += new
-        self._kinds += map(kind_of, new)
+        self._pattern = self._pattern.then(map(kind_of, new))
         if ids is None:
             self._open_branch()
             return False
         branch = self.branches[-1]
         # An answer that was cut off by max_tokens gets its end token from us: read, but never trained.
         ended = branch.tokens[-1] in self._tokenizer.stop_token_ids
-        branch.append_read(ids[1:] if ended else ids)
+        branch.tokens += ids[1:] if ended else ids
         return True
 
     def _open_branch(self) -> None:
@@ -152,33 +157,22 @@ class Branch:
 
     def __init__(self, prompt: list[int]) -> None:
         """Begin with a prompt."""
-        self.tokens: list[int] = []
-        self.loss_mask: list[bool] = []
+        self.tokens = prompt
+        """What the policy read and wrote; what is added to it here was read."""
         self.routed = 0
         """Tokens whose route rows are here: always the first ones."""
-        self._logprobs: list[float] = []
-        self._versions: list[int] = []
+        self._sampled: list[_Sampled] = []
         self._routes: list[Routes] = []
-        self.append_read(prompt)
-
-    def append_read(self, tokens: list[int]) -> None:
-        """Append tokens that the policy read but did not choose: no gradient reaches them."""
-        self.tokens += tokens
-        self.loss_mask += [False] * len(tokens)
-        self._logprobs += [0.0] * len(tokens)
-        self._versions += [NOT_SAMPLED] * len(tokens)
 
     def append(
         self,
-        tokens: list[int],
+        tokens: Sequence[int],
         logprobs: Sequence[float] | NDArray[np.float32],
         versions: Sequence[int] | NDArray[np.int32],
     ) -> None:
         """Append sampled tokens."""
+        self._sampled.append((len(self.tokens), len(self.tokens) + len(tokens), logprobs, versions))
         self.tokens += tokens
-        self.loss_mask += [True] * len(tokens)
-        self._logprobs += map(float, logprobs)
-        self._versions += map(int, versions)
 
     def add_routes(self, routes: Routes, start: int) -> None:
         """Keep the rows of positions that have none yet."""
@@ -194,7 +188,14 @@ class Branch:
 
     def arrays(self) -> BranchArrays:
         """Return the branch up to its last sampled token: what was read after it is not learned from."""
-        K = len(self.tokens) - self.loss_mask[::-1].index(True) if any(self.loss_mask) else 0
+        K = self._sampled[-1][1] if self._sampled else 0
+        loss_mask = np.zeros(K, np.bool_)
+        logprobs = np.zeros(K, np.float32)
+        versions = np.full(K, NOT_SAMPLED, np.int32)
+        for start, end, their_logprobs, their_versions in self._sampled:
+            loss_mask[start:end] = True
+            logprobs[start:end] = their_logprobs
+            versions[start:end] = their_versions
         routes = None
         if self._routes:
             known = np.concatenate(self._routes)[:K]
@@ -203,8 +204,8 @@ class Branch:
             routes[: len(known)] = known
         return {
             "tokens": np.array(self.tokens[:K], np.int32),
-            "loss_mask": np.array(self.loss_mask[:K], np.bool_),
-            "logprobs": np.array(self._logprobs[:K], np.float32),
-            "versions": np.array(self._versions[:K], np.int32),
+            "loss_mask": loss_mask,
+            "logprobs": logprobs,
+            "versions": versions,
             "routes": routes,
         }

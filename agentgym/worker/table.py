@@ -139,24 +139,28 @@ class Table:
     def _enter(
         self, hop: Hop, said: dict[AgentId, Message], what: str, call: Callable[..., State], *args: Any
     ) -> None:
-        try:
-            state = self._state = call_env(what, call, *args)
+        def enter() -> Move:
+            state = self._state = call(*args)
             for agent in self._newcomers(state):
-                self._openings[agent] = hop.openings[agent] = call_env(what, self._opening, agent)
-            outstanding = call_env(what, self._driver.outstanding)
+                self._openings[agent] = hop.openings[agent] = self._opening(agent)
+            return Move(said, state, self._driver.outstanding())
+
+        try:
+            hop.moves.append(call_env(what, enter))
         except EnvError:
             hop.moves.append(Move(said, State()))  # what was said last is worth knowing
             raise
-        hop.moves.append(Move(said, state, outstanding))
 
     def _opening(self, agent: AgentId) -> Opening:
         return Opening(self._driver.system_prompt(agent), self._driver.tools(agent))
 
     def _newcomers(self, state: State) -> list[AgentId]:
-        agents = [o.agent for o in state.outcomes] + [r.agent for r in state.requests]
-        if not self._openings:
-            agents += call_env("agents", self._driver.agents)
-        return [agent for agent in dict.fromkeys(agents) if agent not in self._openings]
+        known = self._openings
+        agents = [o.agent for o in state.outcomes if o.agent not in known]
+        agents += [r.agent for r in state.requests if r.agent not in known]
+        if not known:
+            agents += self._driver.agents()
+        return list(dict.fromkeys(agents))
 
     def _goes_on(self) -> bool:
         """Whether the next answers are all those of scripted players that may still give one."""
