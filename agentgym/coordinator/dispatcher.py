@@ -18,7 +18,7 @@ from agentgym.coordinator.leases import LeaseTable, Ticket
 from agentgym.coordinator.lineup import EVERYBODY_ELSE, Lineups
 from agentgym.coordinator.pools import Pools
 from agentgym.coordinator.schedule import Step, sampling_seed, task_seed
-from agentgym.coordinator.store import EpisodeStore
+from agentgym.coordinator.surroundings import Store
 from agentgym.episode import EndReason, Episode, Status
 from agentgym.errors import EnvError, RunError
 from agentgym.messages import AgentId
@@ -41,7 +41,7 @@ class Dispatcher:
         *,
         agents: Sequence[AgentId] = (),
         snapshots: Path = Path("snapshots"),
-        store: EpisodeStore | None = None,
+        store: Store | None = None,
     ) -> None:
         """Begin with the first task, or where `state` of an earlier run says.
 

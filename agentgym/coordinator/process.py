@@ -2,34 +2,27 @@
 
 It owns the run: it starts the other processes, watches them, and ends with the first cause of a failure. Everything
 happens on one event loop: `_receive` (a message came), `_pump` (what can be done now is done) and `_watch` (what is
-overdue is dealt with).
-
-A step's groups count against the capacity until its weights are published, so that a token is never further behind
-than `rollout.max_staleness` when it is trained; `assemble` masks what is older all the same.
+overdue is dealt with). Its time, its wire and its disk are its surroundings, which a simulation replaces.
 """
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import zmq
-
 from agentgym.config import Config
-from agentgym.coordinator.assemble import Assembled, assemble, batch_of
 from agentgym.coordinator.dispatcher import Dispatcher
 from agentgym.coordinator.groups import Group
 from agentgym.coordinator.launch import Places
 from agentgym.coordinator.peers import Peers, ServerPeer, WorkerPeer
-from agentgym.coordinator.report import Reporter
-from agentgym.coordinator.schedule import Schedule, Step
 from agentgym.coordinator.scoring import GroupScorer, Scored
 from agentgym.coordinator.serving import Serving
-from agentgym.coordinator.status import nobody_answered, run_numbers, waiting_for
-from agentgym.coordinator.store import EpisodeStore, StoredGroup
+from agentgym.coordinator.status import run_numbers, waiting_for
+from agentgym.coordinator.store import StoredGroup
 from agentgym.coordinator.supervisor import Supervisor
+from agentgym.coordinator.surroundings import OF_A_RUN, Report, Surroundings
+from agentgym.coordinator.training import Training
 from agentgym.episode_codec import decode_episode
 from agentgym.errors import RunError, WireError
 from agentgym.messages import AgentId
@@ -50,7 +43,7 @@ from agentgym.protocol import (
     Welcome,
 )
 from agentgym.weights import remove_older
-from agentgym.wire import Arrays, Channel, Packet, open_socket, refuse_public_bind
+from agentgym.wire import Arrays, Packet
 
 WATCH_SECONDS = 0.25
 
@@ -66,10 +59,11 @@ class Coordinator:
         places: Places,
         *,
         supervisor: Supervisor,
-        reporter: Reporter,
+        reporter: Report,
         agents: Sequence[AgentId] = (),
         first_step: int = 1,
         state: dict[str, object] | None = None,
+        surroundings: Surroundings = OF_A_RUN,
     ) -> None:
         """Prepare the run in an environment of these `agents`, empty where it does not name them.
 
@@ -79,31 +73,32 @@ class Coordinator:
         self._places = places
         self._supervisor = supervisor
         self._reporter = reporter
-        self._schedule = Schedule(config)
-        self._store = EpisodeStore(places.run, failed=self._fail)
+        self._clock = surroundings.clock
+        self._bind = surroundings.bind
+        self._store = surroundings.open_store(places.run, self._fail)
         self._dispatcher = Dispatcher(
             config, state, agents=agents, snapshots=places.snapshots, store=self._store
         )
         self._scorer = GroupScorer(config, done=self._scored)
         self._peers = Peers()
         self._serving = Serving(config, self._peers, self._send)
-        self._done = first_step - 1
-        self._last_step = self._schedule.last_step
-        self._training: tuple[Step, Assembled] | None = None
-        self._groups_held = 0
-        """Groups in training, or trained while their weights are not yet published."""
-        self._trainer_waits = False
+        self._training = Training(
+            config,
+            dispatcher=self._dispatcher,
+            store=self._store,
+            reporter=reporter,
+            send=self._send,
+            done=first_step - 1,
+        )
         self._published: int | None = None
-        self._progress = time.monotonic()
+        self._progress = self._clock()
         self._next_heartbeat = 0.0
         self._garbage_count = 0
         self._failure: RunError | None = None
 
     def stop_soon(self) -> None:
         """End after one more step, with a checkpoint."""
-        started = self._training[0].number if self._training else self._done
-        self._last_step = min(self._last_step, started + 1)
-        self._reporter.say(f"stopping after step {self._last_step}; once more to stop at once")
+        self._reporter.say(f"stopping after step {self._training.stop_soon()}; once more to stop at once")
 
     async def run(self) -> None:
         """Run to the last step.
@@ -111,15 +106,11 @@ class Coordinator:
         Raises:
             RunError: the run cannot go on; the message names the first cause.
         """
-        refuse_public_bind(self._places.coordinator)
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        socket = open_socket(context, zmq.ROUTER)
-        socket.bind(self._places.coordinator)
-        self._channel = Channel(socket, self._receive, self._garbage)
+        self._channel = self._bind(self._places.coordinator, self._receive, self._garbage)
         # A handler that fails would be logged and forgotten; it must end the run.
         asyncio.get_running_loop().set_exception_handler(self._unexpected)
         try:
-            while self._done < self._last_step:
+            while not self._training.over:
                 if self._failure is not None:
                     raise self._failure
                 self._dispatcher.pools.check()
@@ -132,7 +123,6 @@ class Coordinator:
                 self._channel.send(Drain(), to=identity)
             self._channel.close()
             self._store.close()
-            context.destroy()  # waits for the drains to leave, as long as the sockets linger
 
     def _unexpected(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -142,7 +132,7 @@ class Coordinator:
     # ---------------------------------------------------------------- messages
 
     def _receive(self, packet: Packet) -> None:
-        now = time.monotonic()
+        now = self._clock()
         name = self._peers.heard(packet.sender, now)
         try:
             if isinstance(packet.header, Hello):
@@ -179,9 +169,8 @@ class Coordinator:
                 self._reporter.loaded(header.seconds)
                 self._update_servers()
             case BatchRequest() if sender == self._peers.trainer:
-                if header.step != self._done + 1:
-                    raise RunError(f"the trainer asks for step {header.step}; step {self._done + 1} is next")
-                self._trainer_waits, self._progress = True, now
+                self._training.asked(header.step)
+                self._progress = now
             case StepDone() if sender == self._peers.trainer:
                 self._step_done(header, now)
             case Error():
@@ -254,7 +243,7 @@ class Coordinator:
     def _offer(self, version: int, path: str) -> None:
         """Offer the trainer's weights to the servers, and take the snapshots of them that are due."""
         self._serving.offer(self._config.learner, version, path)
-        if version >= self._schedule.warmup_steps:
+        if version >= self._config.warmup.steps:
             self._dispatcher.pools.take_due(version, path)
 
     def _update_servers(self) -> None:
@@ -268,29 +257,24 @@ class Coordinator:
             pool.loaded = self._peers.published(pool.name)
         published = self._serving.published.get(self._config.learner)
         if published is not None and published != self._published:
-            self._published, self._progress = published, time.monotonic()
+            self._published, self._progress = published, self._clock()
             remove_older(self._places.exchange, published)
-            if self._training is None or self._training[0].number - 1 == published:
-                self._groups_held = self._training[0].groups if self._training else 0
+            self._training.published(published)
 
     # ---------------------------------------------------------------- what can be done now
 
     def _pump(self) -> None:
-        now = time.monotonic()
-        number = (self._training[0].number if self._training else self._done) + 1
-        if number <= self._last_step:
-            step = self._schedule.step(number)
-            if step.warmup or self._serving.models_are_there:
-                left = min(self._schedule.phase_end(number), self._last_step) - number + 1
-                if step.warmup or self._schedule.warmup_steps < number - 1 or self._groups_held == 0:
-                    self._dispatcher.top_up(step, steps_left=left, in_training=self._groups_held)
-                    self._update_servers()  # pools may have gone on to another snapshot
-                self._issue(now)
+        now = self._clock()
+        step = self._training.next
+        if step is not None and (step.warmup or self._serving.models_are_there):
+            self._training.open_groups(step)
+            self._update_servers()  # pools may have gone on to another snapshot
+            self._issue(now)
         self._store.drop(self._dispatcher.groups.take_dropped())
         for group in self._dispatcher.groups.to_score():
             self._scorer.start(group)
-        if self._trainer_waits and self._training is None and self._done < self._last_step:
-            self._send_batch(self._schedule.step(self._done + 1), now)
+        if self._training.feed(self._peers.trainer):
+            self._progress = now
 
     def _issue(self, now: float) -> None:
         while (worker := self._peers.freest_worker()) is not None:
@@ -300,65 +284,11 @@ class Coordinator:
             worker.credits -= 1
             self._channel.send(lease, to=worker.identity)
 
-    def _send_batch(self, step: Step, now: float) -> None:
-        groups = self._dispatcher.take(step)
-        if groups is None:
-            return
-        config = self._config
-        assembled = assemble(
-            groups,
-            algorithm=config.algorithm,
-            warmup=step.warmup,
-            version=self._done,
-            max_staleness=config.rollout.max_staleness,
-        )
-        if not assembled.samples:
-            self._store.drop([group.group_id for group in groups])
-            self._nothing_to_learn(step, assembled)
-            return
-        header, arrays = batch_of(
-            assembled,
-            step,
-            microbatch_tokens=config.trainer.tokens_per_microbatch,
-            checkpoint=self._checkpoint_due(step),
-            state=self._dispatcher.state(),
-        )
-        assert self._peers.trainer is not None
-        send = partial(self._send, header, self._peers.trainer, arrays)
-        self._store.consume(step.number, [group.group_id for group in groups], send)
-        self._training, self._trainer_waits = (step, assembled), False
-        self._groups_held += len(groups)
-        self._progress = now
-        self._reporter.batch_sent(step, assembled, self._dispatcher.ratings.tags(assembled.episodes))
-
-    def _nothing_to_learn(self, step: Step, assembled: Assembled) -> None:
-        """Let other groups be played in place of stale ones; end a run whose agents never say a word."""
-        episodes = assembled.episodes
-        if any(trajectory.trainable for episode in episodes for trajectory in episode.trajectories):
-            self._reporter.say(
-                f"all {len(episodes)} episodes of step {step.number} were too old; playing others"
-            )
-            return
-        raise RunError(nobody_answered(step.number, episodes))
-
-    def _checkpoint_due(self, step: Step) -> bool:
-        learned = step.number - self._schedule.warmup_steps
-        every = self._config.trainer.checkpoint_every
-        # What a checkpoint covers can be removed from the disk.
-        full = self._store.bytes_used > self._config.coordinator.max_store_gib * 2**30 / 2
-        return full or step.number == self._last_step or (learned >= 0 and learned % every == 0)
-
     def _step_done(self, header: StepDone, now: float) -> None:
-        if self._training is None or header.step != self._training[0].number:
-            raise RunError(f"the trainer finished step {header.step}, which it was not given")
-        step, assembled = self._training
-        self._training, self._done, self._progress = None, step.number, now
-        if header.checkpoint:
-            self._store.forget(step.number, keep=self._config.coordinator.keep_episodes)
+        step, assembled = self._training.finished(header)
+        self._progress = now
         if header.weights:
             self._offer(step.number, header.weights)
-        else:
-            self._groups_held = 0
         numbers = {
             "policy/version": float(self._published or 0),
             "system/messages_dropped": float(self._garbage_count),
@@ -370,7 +300,7 @@ class Coordinator:
     # ---------------------------------------------------------------- what is overdue
 
     def _watch(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         limits = self._config.coordinator
         for child, described in self._supervisor.restart_dead():
             held = self._lose(child.name)
@@ -388,8 +318,7 @@ class Coordinator:
             for identity in self._peers.everyone:
                 self._channel.send(Heartbeat(), to=identity)
         if now - self._progress > limits.step_timeout:
-            training = self._training[0].number if self._training else None
-            who = waiting_for(self._peers, self._dispatcher, self._supervisor, training=training)
+            who = waiting_for(self._peers, self._dispatcher, self._supervisor, training=self._training.number)
             raise RunError(f"no progress for {limits.step_timeout:g} s: {who}")
 
     def _lose(self, name: str) -> int:

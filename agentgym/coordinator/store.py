@@ -87,7 +87,7 @@ class StoredEpisode:
 class EpisodeStore:
     """Writes the episodes of one run; belongs to a running event loop."""
 
-    def __init__(self, run: Path, *, failed: Callable[[RunError], None]) -> None:
+    def __init__(self, run: Path, failed: Callable[[RunError], None]) -> None:
         """Open the store of a run directory, or make it; `failed` is told, on the loop, when nothing can be written.
 
         Raises:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from agentgym.errors import RunError
 from agentgym.protocol import EXIT_REPLACE, Role
@@ -21,6 +22,31 @@ ASKED = "has left to be replaced"
 """What is said of a worker that ended with EXIT_REPLACE; it is started again, and not counted as a restart."""
 
 _logger = logging.getLogger(__name__)
+
+
+class Process(Protocol):
+    """What a supervisor needs of a process; `subprocess.Popen` is one."""
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        ...
+
+    def poll(self) -> int | None:
+        """Return its exit status, None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for it to end; raises `subprocess.TimeoutExpired`."""
+        ...
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        ...
+
+    def kill(self) -> None:
+        """End it."""
+        ...
 
 
 @dataclass(slots=True)
@@ -35,7 +61,7 @@ class Child:
     restarts: int = 0
     failed_starts: int = 0
     """Deaths before its hello, one after another."""
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     started: float = 0.0
     heard: float | None = None
     """When it was last heard from; None before its hello."""
@@ -45,6 +71,21 @@ class Child:
     def pid(self) -> int:
         """Its process id, 0 if it does not run."""
         return self.process.pid if self.process is not None else 0
+
+
+def spawn(child: Child, log: Path) -> Process:
+    """Start the process of a child, whose log and prints go to a file."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", *child.arguments()],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={**os.environ, **child.environment},
+            # Ctrl-C in the terminal goes to the coordinator alone, which then stops the others in order.
+            start_new_session=True,
+        )
 
 
 class Supervisor:
@@ -58,13 +99,15 @@ class Supervisor:
         silence_timeout: float,
         max_restarts: int,
         clock: Callable[[], float] = time.monotonic,
+        spawn: Callable[[Child, Path], Process] = spawn,
     ) -> None:
-        """Watch no process yet."""
+        """Watch no process yet; `spawn` starts one."""
         self._logs = logs
         self._start_timeout = start_timeout
         self._silence_timeout = silence_timeout
         self._max_restarts = max_restarts
         self._clock = clock
+        self._start = spawn
         self.children: dict[str, Child] = {}
 
     def start(
@@ -177,17 +220,7 @@ class Supervisor:
         return None
 
     def _spawn(self, child: Child) -> None:
-        self._logs.mkdir(parents=True, exist_ok=True)
-        with self.log_file(child.name).open("ab") as log:
-            child.process = subprocess.Popen(
-                [sys.executable, "-m", *child.arguments()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **child.environment},
-                # Ctrl-C in the terminal goes to the coordinator alone, which then stops the others in order.
-                start_new_session=True,
-            )
+        child.process = self._start(child, self.log_file(child.name))
         child.started, child.heard = self._clock(), None
         _logger.info("started %s (pid %d)", child.name, child.pid)
 

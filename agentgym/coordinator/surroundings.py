@@ -1,0 +1,151 @@
+"""What a coordinator stands in: the time, the wire, the disk and what it reports to.
+
+A run has the real ones, which are the defaults here; a simulation brings others of the same shape.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import zmq
+from numpy.typing import NDArray
+
+from agentgym.coordinator.assemble import Assembled
+from agentgym.coordinator.schedule import Step
+from agentgym.coordinator.store import EpisodeStore, StoredGroup
+from agentgym.episode import Episode
+from agentgym.errors import RunError, WireError
+from agentgym.protocol import Header, StepDone
+from agentgym.wire import Arrays, Channel, Packet, open_socket, refuse_public_bind
+
+OnPacket = Callable[[Packet], None]
+OnGarbage = Callable[[bytes, WireError], None]
+
+
+class Send(Protocol):
+    """Sends a message to a peer."""
+
+    def __call__(self, header: Header, to: bytes, arrays: Arrays | None = None) -> None:
+        """Send it now."""
+        ...
+
+
+class Line(Protocol):
+    """The coordinator's end of the wire; `agentgym.wire.Channel` is one."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be sent any more."""
+        ...
+
+    def send(self, header: Header, arrays: Arrays | None = None, *, to: bytes) -> None:
+        """Send a message to a peer."""
+        ...
+
+    def close(self) -> None:
+        """Hang up, when what was sent has left."""
+        ...
+
+
+class Store(Protocol):
+    """Where episodes are kept; see `agentgym.coordinator.store.EpisodeStore`, which is one."""
+
+    @property
+    def bytes_used(self) -> int:
+        """The size of the episodes."""
+        ...
+
+    def go_on(self, step: int) -> list[StoredGroup]:
+        """Undo what steps after `step` consumed, and return the groups that are pending."""
+        ...
+
+    def next_lease(self) -> int:
+        """Return an id that no stored episode has, nor any after it."""
+        ...
+
+    def members(self, group_id: int) -> dict[int, Episode]:
+        """Return the stored episodes of a group by member."""
+        ...
+
+    def add(
+        self,
+        lease_id: int,
+        group: StoredGroup,
+        header: Mapping[str, Any],
+        arrays: Mapping[str, NDArray[Any] | None],
+        done: Callable[[], None],
+    ) -> None:
+        """Keep an episode; `done` is called when it is safe."""
+        ...
+
+    def consume(self, step: int, group_ids: Sequence[int], done: Callable[[], None]) -> None:
+        """Mark groups as taken by a step; `done` is called when that is safe."""
+        ...
+
+    def drop(self, group_ids: Sequence[int]) -> None:
+        """Remove groups that no step will take."""
+        ...
+
+    def forget(self, step: int, *, keep: int) -> None:
+        """Remove what steps up to `step` consumed, but for the last `keep` episodes or so."""
+        ...
+
+    def close(self) -> None:
+        """Write what waits."""
+        ...
+
+
+class Report(Protocol):
+    """What is told how a run goes; `agentgym.coordinator.report.Reporter` is one."""
+
+    def say(self, text: str) -> None:
+        """Take in a line that people should read."""
+        ...
+
+    def loaded(self, seconds: float) -> None:
+        """Take in how long a policy server took to load weights."""
+        ...
+
+    def batch_sent(self, step: Step, assembled: Assembled, ratings: Mapping[str, float]) -> None:
+        """Take in what the trainer was given for a step."""
+        ...
+
+    def step_done(
+        self, step: Step, assembled: Assembled, header: StepDone, numbers: dict[str, float]
+    ) -> None:
+        """Take in what the trainer made of it."""
+        ...
+
+
+class Bound(Channel):
+    """A channel of its own context, bound to an address."""
+
+    def __init__(self, address: str, on_packet: OnPacket, on_garbage: OnGarbage) -> None:
+        """Bind. Raises ConfigError for an address that other machines could reach."""
+        refuse_public_bind(address)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = open_socket(self._context, zmq.ROUTER)
+        socket.bind(address)
+        super().__init__(socket, on_packet, on_garbage)
+
+    def close(self) -> None:
+        """Hang up; waits for what was sent to leave, as long as the sockets linger."""
+        super().close()
+        self._context.destroy()
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The parts of the world that a coordinator uses; those of a run are the defaults."""
+
+    clock: Callable[[], float] = time.monotonic
+    """Seconds, from any beginning."""
+    bind: Callable[[str, OnPacket, OnGarbage], Line] = Bound
+    """Opens the coordinator's address."""
+    open_store: Callable[[Path, Callable[[RunError], None]], Store] = EpisodeStore
+    """Opens the store of a run directory, with what is told when nothing can be written."""
+
+
+OF_A_RUN = Surroundings()
