@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from agentgym.algorithm_config import ACROSS_GROUPS, AlgorithmConfig
 from agentgym.policy_config import Choice, PolicyConfig, PolicyName, check_mapping, weights_of
 from agentgym.section import Positive, Probability, Seconds, Section
 
@@ -82,38 +83,6 @@ class RolloutConfig(Section):
     """Seconds after its first member finished until a group goes on with the members it has (2 or more)."""
     group_rewards: list[str] = Field(default=[])
     """Reward functions "module:function": (episodes of a group) -> [{agent: reward}, one dictionary per episode]."""
-
-
-class AlgorithmConfig(Section):
-    """Advantages and loss."""
-
-    advantage: Literal[
-        "group_mean", "group_mean_std", "leave_one_out", "turn_group_mean", "turn_batch_mean"
-    ] = "group_mean"
-    """A function of `agentgym.advantages`: whole plays compared in their group, or turns by their reward-to-go."""
-    discount: Probability = 1.0
-    """turn_*: what a reward one turn later counts."""
-    normalize_batch: bool = True
-    """Divide the advantages of a step by their standard deviation over the step."""
-    loss_mean: Literal["token", "agent"] = "token"
-    """The loss of a step is the mean over its trained tokens, or the mean over its agents of the mean over their
-    tokens, so that a talkative agent does not dominate."""
-    loss: Literal["dppo_tv", "ppo_clip"] = "dppo_tv"
-    """A name in `agentgym_trainers.losses`."""
-    updates: Positive = 2
-    """Optimizer updates per batch, each over the whole batch."""
-    clip_low: Annotated[float, Field(gt=0)] = 0.2
-    """ppo_clip: lower distance of the probability ratio from 1."""
-    clip_high: Annotated[float, Field(gt=0)] = 0.28
-    """ppo_clip: upper distance of the probability ratio from 1."""
-    tv_threshold: Annotated[float, Field(gt=0)] = 0.2
-    """dppo_tv: a token whose probability moved further than this in its advantage's direction is masked."""
-    kl_coefficient: Annotated[float, Field(ge=0)] = 1e-3
-    """dppo_tv: weight of the squared log-ratio to the rollout policy."""
-    entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the entropy bonus."""
-    tis_cap: Annotated[float, Field(gt=0)] | None = None
-    """ppo_clip: truncated importance sampling, the loss is multiplied by min(pi_old / pi_rollout, cap). None: off."""
 
 
 class TrainerConfig(Section):
@@ -275,14 +244,10 @@ class Config(Section):
         check_mapping(self.policy_mapping, self.policies)
         if not self.mapped & set(self.policies_to_train):
             raise ValueError(f"policy_mapping lets no agent play {self.learner!r}, which is to be trained")
-        if self.rollout.group_size < 2 and self.algorithm.advantage != "turn_batch_mean" and self.run.steps:
+        if self.rollout.group_size < 2 and self.algorithm.advantage not in ACROSS_GROUPS and self.run.steps:
             raise ValueError(
                 f"algorithm.advantage = {self.algorithm.advantage!r} compares the members of a group; "
                 "set rollout.group_size >= 2"
-            )
-        if self.algorithm.loss == "dppo_tv" and self.algorithm.tis_cap is not None:
-            raise ValueError(
-                "algorithm.tis_cap does not go with dppo_tv, whose ratio is to the rollout policy already"
             )
         sampling = self.sampling
         if self.run.steps and (sampling.temperature == 0 or sampling.top_p < 1 or sampling.top_k > 0):

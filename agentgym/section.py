@@ -12,4 +12,5 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 class Section(BaseModel):
     """A table of the TOML file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    # An infinity would not survive being written as JSON.
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)

@@ -19,8 +19,9 @@ from policy_builders import RunningServer, moe_model
 from torch import Tensor
 from trainer_builders import CPU, batch_of
 
+from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.batch import pack_microbatches, split
-from agentgym.config import AlgorithmConfig, EnvConfig
+from agentgym.config import EnvConfig
 from agentgym.coordinator.assemble import assemble
 from agentgym.coordinator.groups import Group
 from agentgym.episode import NOT_SAMPLED, Episode, Trajectory

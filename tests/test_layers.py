@@ -19,7 +19,7 @@ PACKAGES = {
 LAYERS = [
     # what everything may use
     "busy errors lifeline log memory messages protocol section weights",
-    "policy_config",
+    "algorithm_config policy_config",
     # records, settings, what crosses a socket
     "config episode model registry spaces wire",
     "batch busy config_file episode_codec metrics ratings tensorboard",
@@ -79,7 +79,7 @@ ALLOWED = {
     ),
     ("agentgym_envs", "agentgym_trainers"): "",
     ("agentgym_trainers", "agentgym"): (
-        "batch busy config config_file episode errors lifeline log model protocol weights wire"
+        "algorithm_config batch busy config config_file episode errors lifeline log model protocol weights wire"
     ),
     ("agentgym_trainers", "agentgym_envs"): "",
 }

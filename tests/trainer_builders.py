@@ -15,6 +15,7 @@ from agentgym.batch import Sample, concatenate
 from agentgym.config import Config
 from agentgym.episode import checksum
 from agentgym.protocol import BatchHeader
+from agentgym_trainers.losses.terms import Owners
 
 VOCABULARY, LAYERS, EXPERTS, TOPK = 64, 2, 8, 2
 ARCHITECTURES = ("Qwen3Moe", "Qwen3", "Llama")
@@ -80,6 +81,11 @@ def sample_of(rng: np.random.Generator, tokens: int, *, version: int = 0, routes
 def samples_of(lengths: Sequence[int], *, seed: int = 0, routes: bool = True) -> list[Sample]:
     rng = np.random.default_rng(seed)
     return [sample_of(rng, length, routes=routes) for length in lengths]
+
+
+def owners_of(*lengths: int) -> Owners:
+    """The owners of the tokens of samples of these lengths."""
+    return Owners(torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)), len(lengths))
 
 
 def batch_of(

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentgym.advantages import ADVANTAGES, Floats
+from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.batch import Sample, concatenate, pack_microbatches
-from agentgym.config import AlgorithmConfig
 from agentgym.coordinator.groups import Group
 from agentgym.coordinator.schedule import Step
 from agentgym.episode import Episode, Trajectory

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch.profiler import profile
 
+from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.batch import Sample
-from agentgym.config import AlgorithmConfig, TrainerConfig
+from agentgym.config import TrainerConfig
 from agentgym.tiny_model import init_model
 
 TOKENS, SHORTEST, LONGEST, STEPS = 8192, 30, 90, 6

@@ -6,8 +6,8 @@ from builders import ANSWER, PROMPT, episode_of, group_of, trajectory_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.batch import Sample
-from agentgym.config import AlgorithmConfig
 from agentgym.coordinator.assemble import Assembled, assemble
 from agentgym.coordinator.groups import Group
 

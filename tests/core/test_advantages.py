@@ -15,7 +15,7 @@ from agentgym.advantages import (
     turn_batch_mean,
     turn_group_mean,
 )
-from agentgym.config import AlgorithmConfig
+from agentgym.algorithm_config import AlgorithmConfig
 
 Floats = NDArray[np.float64]
 

@@ -55,7 +55,32 @@ def test_the_smallest_configuration_has_defaults_for_the_rest(tmp_path: Path) ->
         ("[run]\nname = '../out'", "run.name: String should match pattern"),
         ("[rollout]\ngroup_size = [2]", "rollout.group_size: Input should be a valid integer"),
         ("[sampling]\ntop_p = 0", "sampling.top_p: Input should be greater than 0 (found 0)"),
-        ("[algorithm]\nloss = 'reinforce'", "algorithm.loss: Input should be 'dppo_tv' or 'ppo_clip'"),
+        ("[algorithm]\nloss = 'grpo'", "algorithm.loss: Input should be 'dppo_tv', 'ppo_clip'"),
+        (
+            "[algorithm]\nclip_high = inf\nloss = 'cispo'",
+            "algorithm.clip_high: Input should be a finite number",
+        ),
+        (
+            "[algorithm]\ncorrection = 'tis'",
+            "algorithm: correction = 'tis' does not go with loss = 'dppo_tv', whose ratio is to the rollout policy "
+            "already; it goes with ppo_clip, gspo",
+        ),
+        (
+            "[algorithm]\ncorrection_low = 2\ncorrection_high = 1.5",
+            "algorithm: correction_low = 2 is not below correction_high = 1.5",
+        ),
+        (
+            "[algorithm]\nloss = 'topr'\nclip_low = 0.1",
+            "algorithm: clip_low and clip_high go with ppo_clip, decoupled_ppo, gspo, cispo, not with loss = 'topr'",
+        ),
+        (
+            "[algorithm]\nloss = 'gspo'\ndual_clip = 3",
+            "algorithm: dual_clip goes with ppo_clip and decoupled_ppo",
+        ),
+        (
+            "[algorithm]\nloss = 'ppo_clip'\ndual_clip = 1",
+            "algorithm.dual_clip: Input should be greater than 1",
+        ),
         ("[policies]\nopponent = 3", "policies.opponent: Input should be a valid dictionary"),
         (
             "[policies.both]\nmodel = 'x'\nscripted = 'y'",
@@ -217,10 +242,10 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_the_resolved_settings_are_read_back_as_they_were(tmp_path: Path, path: Path) -> None:
-    config = load_config(path, ["env.kwargs={a = [1, {b = 'c'}]}", "algorithm.clip_low=0.3"])
+    config = load_config(path, ["env.kwargs={a = [1, {b = 'c'}]}", "algorithm.tv_threshold=0.3"])
     save_config(config, tmp_path / "config.json")
     assert load_config(tmp_path / "config.json") == config
-    assert json.loads((tmp_path / "config.json").read_text())["algorithm"]["clip_low"] == 0.3
+    assert json.loads((tmp_path / "config.json").read_text())["algorithm"]["tv_threshold"] == 0.3
 
 
 def test_each_policy_that_servers_answer_for_has_a_model_folder() -> None:

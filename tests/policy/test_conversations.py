@@ -9,8 +9,8 @@ from chat_families import FAMILIES, family
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.batch import concatenate, split
-from agentgym.config import AlgorithmConfig
 from agentgym.coordinator.assemble import assemble
 from agentgym.episode import NOT_SAMPLED, EndReason, Episode, Trajectory, Turn
 from agentgym.episode_codec import decode_episode, encode_episode

@@ -1,73 +1,144 @@
+"""Losses by hand: each formula on numbers that can be checked on paper."""
+
 from math import exp, log
+from typing import Any, get_args
 
 import pytest
 import torch
+from trainer_builders import owners_of
 
-from agentgym.config import AlgorithmConfig
+from agentgym.algorithm_config import CLIPS, CORRECTED, AlgorithmConfig
 from agentgym.errors import ConfigError
-from agentgym_trainers.losses import TokenTerms, dppo_tv, kl_to_rollout, ppo_clip, sft, tis_weight, token_loss
+from agentgym_trainers.losses.corrections import icepop, log_rho_at, mis, tis
+from agentgym_trainers.losses.dppo import dppo_tv
+from agentgym_trainers.losses.kl import kl_to_rollout
+from agentgym_trainers.losses.menu import LOSSES, token_loss
+from agentgym_trainers.losses.ppo import decoupled_ppo, gspo, ppo_clip
+from agentgym_trainers.losses.reinforce import cispo, reinforce, topr
+from agentgym_trainers.losses.sft import sft
+from agentgym_trainers.losses.terms import TokenTerms
 
 
 def logs(*probabilities: float) -> torch.Tensor:
     return torch.tensor(probabilities, dtype=torch.float64).log()
 
 
+def numbers(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
 def terms_of(
     new: torch.Tensor, old: torch.Tensor, rollout: torch.Tensor, advantages: torch.Tensor
 ) -> TokenTerms:
-    return TokenTerms(new, torch.full_like(new, 0.5), old, rollout, advantages)
+    return TokenTerms(new, torch.full_like(new, 0.5), old, rollout, advantages, owners_of(len(new)))
+
+
+def settings_of(**fields: Any) -> AlgorithmConfig:
+    return AlgorithmConfig.model_validate(fields)
+
+
+def test_every_name_of_the_configuration_is_a_loss() -> None:
+    names = get_args(AlgorithmConfig.model_fields["loss"].annotation)
+    assert {*names, "sft"} == set(LOSSES)
+    assert set(CLIPS) | set(CORRECTED) <= set(names)
 
 
 def test_ppo_clip_takes_the_smaller_of_the_plain_and_the_clipped_gain():
     # Ratios 2, 2, 0.5, 0.5, 1.1 with advantages +1, -1, +1, -1, +3.
     new, old = logs(0.4, 0.4, 0.1, 0.1, 0.22), logs(0.2, 0.2, 0.2, 0.2, 0.2)
-    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 3.0], dtype=torch.float64)
+    advantages = numbers(1, -1, 1, -1, 3)
     loss, stats = ppo_clip(new, old, advantages, clip_low=0.2, clip_high=0.28)
     assert loss.tolist() == pytest.approx([-1.28, 2.0, -0.5, 0.8, -3.3])
     assert stats["clip_share"].tolist() == [1, 0, 0, 1, 0]
 
 
-def test_a_clipped_token_has_no_gradient():
-    new = logs(0.4, 0.1).requires_grad_()
-    advantages = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    loss, _ = ppo_clip(new, logs(0.2, 0.2), advantages, clip_low=0.2, clip_high=0.28)
+def test_a_second_clip_bounds_the_loss_of_bad_tokens_that_became_likely():
+    # Ratios 4, 2, 0.5, 4 with advantages -2, -2, -2, +1 and c = 3: -(-8) becomes 6, the others stay.
+    new, old = logs(0.4, 0.2, 0.05, 0.4), logs(0.1, 0.1, 0.1, 0.1)
+    loss, stats = ppo_clip(new, old, numbers(-2, -2, -2, 1), clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+    assert loss.tolist() == pytest.approx([6.0, 4.0, 1.6, -1.28])
+    assert stats["clip_share"].tolist() == [1, 0, 1, 1]
+
+
+def test_decoupled_ppo_clips_around_the_recent_policy_and_weighs_by_what_it_is_to_the_sampling_one():
+    # u = 0.4 / 0.2 = 2 clipped to 1.28, weight 0.2 / 0.1 = 2.
+    loss, stats = decoupled_ppo(
+        logs(0.4), logs(0.2).requires_grad_(), logs(0.1), numbers(1), clip_low=0.2, clip_high=0.28
+    )
+    assert loss.item() == pytest.approx(-2.56)
+    assert stats["behaviour_weight"].item() == pytest.approx(2)
+    assert not stats["behaviour_weight"].requires_grad
+
+
+def test_gspo_has_the_geometric_mean_of_a_samples_ratios():
+    # Samples of two and one tokens: ratios 4 and 1 (mean 2), and 0.5; clipped to [0.5, 1.5].
+    new, old = logs(0.4, 0.1, 0.1), logs(0.1, 0.1, 0.2)
+    loss, stats = gspo(new, old, numbers(1, 1, 1), owners_of(2, 1), clip_low=0.5, clip_high=0.5)
+    assert stats["ratio"].tolist() == pytest.approx([2, 2, 0.5])
+    assert loss.tolist() == pytest.approx([-1.5, -1.5, -0.5])
+    assert stats["clip_share"].tolist() == [1, 1, 0]
+
+
+def test_cispo_bounds_the_weight_and_goes_on_learning():
+    # Ratios 2, 0.5, 1.1 with bounds [0.8, 1.28].
+    new = logs(0.4, 0.1, 0.22).requires_grad_()
+    loss, stats = cispo(new, logs(0.2, 0.2, 0.2), numbers(1, -1, 2), clip_low=0.2, clip_high=0.28)
+    assert loss.tolist() == pytest.approx([-1.28 * log(0.4), 0.8 * log(0.1), -2.2 * log(0.22)])
+    assert stats["clip_share"].tolist() == [1, 1, 0]
     loss.sum().backward()
-    assert new.grad.tolist() == [0, 0]
+    assert new.grad.tolist() == pytest.approx([-1.28, 0.8, -2.2])
+
+
+def test_reinforce_is_the_advantage_times_the_log_probability():
+    assert reinforce(logs(0.5, 0.25), numbers(2, -1))[0].tolist() == pytest.approx([2 * log(2), -log(4)])
+
+
+def test_topr_tapers_only_bad_plays_that_the_policy_has_left():
+    # Products of ratios: 0.5 * 0.5 for the first sample, 2 for the second, and 0.5 for a good third one.
+    new, rollout = logs(0.1, 0.1, 0.4, 0.1), logs(0.2, 0.2, 0.2, 0.2)
+    loss, stats = topr(new, rollout, numbers(-1, -1, -1, 1), owners_of(2, 1, 1))
+    expected = [0.25 * log(0.1), 0.25 * log(0.1), log(0.4), -log(0.1)]
+    assert loss.tolist() == pytest.approx(expected)
+    assert stats["clip_share"].tolist() == [1, 1, 0, 0]
 
 
 def test_dppo_masks_only_tokens_that_moved_too_far_in_their_advantages_direction():
     # Probability differences: +0.3, +0.3, -0.3, -0.3, +0.1, +0.3 with advantages +, -, +, -, +, 0.
     new, rollout = logs(0.5, 0.5, 0.2, 0.2, 0.3, 0.5), logs(0.2, 0.2, 0.5, 0.5, 0.2, 0.2)
-    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, 0.0], dtype=torch.float64)
-    loss, stats = dppo_tv(new, rollout, advantages, tv_threshold=0.2, kl_coefficient=0.0)
+    loss, stats = dppo_tv(new, rollout, numbers(1, -1, 1, -1, 1, 0), tv_threshold=0.2, kl_coefficient=0.0)
     assert loss.tolist() == pytest.approx([0, 2.5, -0.4, 0, -1.5, 0])
     assert stats["mask_share"].tolist() == [1, 0, 0, 1, 0, 0]
 
 
 def test_dppo_holds_every_token_to_the_rollout_policy():
-    loss, _ = dppo_tv(
-        logs(0.5), logs(0.2), torch.ones(1, dtype=torch.float64), tv_threshold=0.2, kl_coefficient=0.1
-    )
+    loss, _ = dppo_tv(logs(0.5), logs(0.2), numbers(1), tv_threshold=0.2, kl_coefficient=0.1)
     assert loss.item() == pytest.approx(0.1 * log(2.5) ** 2)
-
-
-def test_a_token_whose_ratio_overflows_is_masked_without_a_nan():
-    new = torch.tensor([0.0], requires_grad=True)
-    loss, _ = dppo_tv(new, torch.tensor([-200.0]), torch.ones(1), tv_threshold=0.2, kl_coefficient=0.0)
-    loss.sum().backward()
-    assert loss.item() == 0
-    assert new.grad.item() == 0
 
 
 def test_sft_is_the_negative_log_probability():
     assert sft(logs(0.25))[0].item() == pytest.approx(log(4))
 
 
-def test_tis_weights_are_capped_and_stop_the_gradient():
-    weight, stats = tis_weight(logs(0.4, 0.2).requires_grad_(), logs(0.1, 0.2), 2.0)
-    assert weight.tolist() == pytest.approx([2.0, 1.0])
-    assert stats["tis_share"].tolist() == [1, 0]
-    assert not weight.requires_grad
+def test_corrections_truncate_mask_or_keep_inside():
+    log_rho = logs(0.25, 0.8, 4.0).requires_grad_()
+    for (weight, stats), expected, outside in (
+        (tis(log_rho, 2.0), [0.25, 0.8, 2.0], [0, 0, 1]),
+        (mis(log_rho, 0.5, 2.0), [0, 1, 0], [1, 0, 1]),
+        (icepop(log_rho, 0.5, 5.0), [0, 0.8, 4.0], [1, 0, 0]),
+    ):
+        assert weight.tolist() == pytest.approx(expected)
+        assert stats["rho_outside_share"].tolist() == outside
+        assert not weight.requires_grad
+
+
+def test_rho_of_a_sample_is_the_product_or_the_geometric_mean_over_its_tokens():
+    log_rho, owners = logs(4.0, 1.0, 0.5), owners_of(2, 1)
+    for level, expected in (
+        ("token", [4, 1, 0.5]),
+        ("sequence", [4, 4, 0.5]),
+        ("geometric", [2, 2, 0.5]),
+    ):
+        assert log_rho_at(level, log_rho, owners).exp().tolist() == pytest.approx(expected)
 
 
 def test_kl_estimators_average_to_the_divergence():
@@ -79,53 +150,56 @@ def test_kl_estimators_average_to_the_divergence():
     assert (stats["kl_rollout"] >= 0).all()
 
 
-@pytest.mark.parametrize("loss", ["ppo_clip", "dppo_tv", "sft"])
-def test_gradients_are_those_of_finite_differences(loss: str):
-    generator = torch.Generator().manual_seed(3)
-    new, old, rollout = (torch.rand(12, generator=generator, dtype=torch.float64).log() for _ in range(3))
-    advantages = torch.randn(12, generator=generator, dtype=torch.float64)
-    settings = AlgorithmConfig(entropy_coefficient=0.1, tis_cap=1.5 if loss == "ppo_clip" else None)
-
-    def total(logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
-        return token_loss(loss, TokenTerms(logprobs, entropy, old, rollout, advantages), settings)[0]
-
-    entropy = torch.rand(12, generator=generator, dtype=torch.float64)
-    assert torch.autograd.gradcheck(total, (new.requires_grad_(), entropy.requires_grad_()))
+@pytest.mark.parametrize("loss", ["ppo_clip", "cispo"])
+def test_without_a_correction_the_rollout_policy_stands_for_the_old_one(loss: str):
+    terms = terms_of(logs(0.4), logs(0.3), logs(0.1), numbers(-1))
+    assert token_loss(loss, terms, settings_of(loss=loss))[1]["ratio"].item() == pytest.approx(4.0)
 
 
-def test_without_a_cap_the_rollout_policy_stands_for_the_old_one():
-    terms = terms_of(logs(0.4), logs(0.3), logs(0.1), torch.full((1,), -1.0, dtype=torch.float64))
-    assert token_loss("ppo_clip", terms, AlgorithmConfig())[0].item() == pytest.approx(4.0)
-
-
-def test_with_a_cap_the_ratio_is_to_the_old_policy_and_the_loss_is_weighted():
-    terms = terms_of(logs(0.4), logs(0.3), logs(0.1), torch.full((1,), -1.0, dtype=torch.float64))
-    loss, stats = token_loss("ppo_clip", terms, AlgorithmConfig(tis_cap=2.0))
+def test_with_a_correction_the_ratio_is_to_the_old_policy_and_the_loss_is_weighted():
+    terms = terms_of(logs(0.4), logs(0.3), logs(0.1), numbers(-1))
+    loss, stats = token_loss("ppo_clip", terms, settings_of(loss="ppo_clip", correction="tis"))
     assert loss.item() == pytest.approx(2.0 * 4 / 3)
-    assert stats["tis_share"].item() == 1
+    assert stats["rho"].item() == pytest.approx(3)
+    assert stats["rho_outside_share"].item() == 1
+
+
+def test_the_corrections_and_levels_of_the_configuration_are_these_functions():
+    new, old, rollout = logs(0.2, 0.3, 0.4), logs(0.4, 0.1, 0.2), logs(0.1, 0.1, 0.4)
+    owners, advantages = owners_of(2, 1), numbers(1, 1, 1)
+    terms = TokenTerms(new, torch.zeros(3), old, rollout, advantages, owners)
+    for level, rho in (("token", [4, 1, 0.5]), ("sequence", [4, 4, 0.5]), ("geometric", [2, 2, 0.5])):
+        for name, weights in (
+            ("tis", [min(r, 3) for r in rho]),
+            ("mis", [float(0.6 <= r <= 3) for r in rho]),
+            ("icepop", [r if 0.6 <= r <= 3 else 0 for r in rho]),
+        ):
+            settings = settings_of(
+                loss="reinforce",
+                correction=name,
+                correction_level=level,
+                correction_low=0.6,
+                correction_high=3,
+            )
+            loss, _ = token_loss("reinforce", terms, settings)
+            assert loss.tolist() == pytest.approx((-new * numbers(*weights)).tolist()), (name, level)
 
 
 def test_the_entropy_bonus_lowers_the_loss():
-    terms = terms_of(logs(0.2), logs(0.2), logs(0.2), torch.zeros(1, dtype=torch.float64))
-    settings = AlgorithmConfig(entropy_coefficient=0.01, kl_coefficient=0.0)
+    terms = terms_of(logs(0.2), logs(0.2), logs(0.2), numbers(0))
+    settings = settings_of(entropy_coefficient=0.01, kl_coefficient=0.0)
     assert token_loss("dppo_tv", terms, settings)[0].item() == pytest.approx(-0.005)
 
 
-def test_a_cap_that_has_no_effect_is_refused():
-    terms = terms_of(logs(0.2), logs(0.2), logs(0.2), torch.zeros(1, dtype=torch.float64))
-    with pytest.raises(ConfigError, match="tis_cap"):
-        token_loss("dppo_tv", terms, AlgorithmConfig(tis_cap=2.0))
-
-
 def test_an_unknown_loss_is_refused():
-    terms = terms_of(logs(0.2), logs(0.2), logs(0.2), torch.zeros(1, dtype=torch.float64))
-    with pytest.raises(ConfigError, match="known: dppo_tv, ppo_clip, sft"):
-        token_loss("reinforce", terms, AlgorithmConfig())
+    terms = terms_of(logs(0.2), logs(0.2), logs(0.2), numbers(0))
+    with pytest.raises(ConfigError, match="no loss 'grpo'; known: cispo, decoupled_ppo, dppo_tv"):
+        token_loss("grpo", terms, settings_of())
 
 
 def test_equal_policies_have_a_ratio_of_one():
-    terms = terms_of(logs(0.2), logs(0.2), logs(0.2), torch.ones(1, dtype=torch.float64))
-    loss, stats = token_loss("dppo_tv", terms, AlgorithmConfig())
+    terms = terms_of(logs(0.2), logs(0.2), logs(0.2), numbers(1))
+    loss, stats = token_loss("dppo_tv", terms, settings_of())
     assert loss.item() == -1
     assert stats["ratio"].item() == exp(0)
     assert stats["kl_rollout"].item() == 0

@@ -5,7 +5,8 @@ import pytest
 import torch
 from trainer_builders import CPU, LAYERS, Reference, relative_difference, samples_of
 
-from agentgym.config import AlgorithmConfig, TrainerConfig
+from agentgym.algorithm_config import AlgorithmConfig
+from agentgym.config import TrainerConfig
 from agentgym.errors import RunError
 from agentgym_trainers.megatron.convert import iter_hf, load_hf, read_safetensors
 from agentgym_trainers.megatron.microbatch import build_microbatch
@@ -107,12 +108,12 @@ def test_the_temperature_divides_the_logits(hf_model: Callable[..., Path]):
 
 
 def test_the_old_policy_is_that_of_before_the_first_update(hf_model: Callable[..., Path]):
-    algorithm, samples = AlgorithmConfig(tis_cap=2.0), samples_of(LENGTHS)
+    algorithm, samples = AlgorithmConfig(loss="ppo_clip", correction="tis"), samples_of(LENGTHS)
     training = Training(hf_model("Qwen3Moe"))
     assert training.step([samples], loss="ppo_clip", algorithm=algorithm)["ratio_max"] == 1
     metrics = training.step([samples[:2], samples[2:]], loss="ppo_clip", updates=2, algorithm=algorithm)
     assert metrics["ratio_max"] > 1.01
-    assert 0 < metrics["tis_share"] < 1
+    assert 0 < metrics["rho_outside_share"] < 1
 
 
 def test_no_routes_are_left_for_the_next_step(hf_model: Callable[..., Path]):

@@ -15,8 +15,8 @@ from builders import config_of, group_of, lease_of, within
 from stage import of, rewards
 from wire_peers import Office, open_context
 
+from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.batch import Sample
-from agentgym.config import AlgorithmConfig
 from agentgym.coordinator.assemble import assemble
 from agentgym.episode import Episode
 from agentgym.episode_codec import decode_episode

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from stage import FakePolicy, Stage
 from toy_envs import Adder, Scripted, says
 
+from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.batch import Sample
-from agentgym.config import AlgorithmConfig
 from agentgym.coordinator.assemble import assemble
 from agentgym.episode import EndReason, Episode
 from agentgym.errors import IntegrityError

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from agentgym.batch import Sample
 from agentgym.errors import IntegrityError
+from agentgym_trainers.losses.terms import Owners
 from agentgym_trainers.megatron.replay import ReplayController, coverage
 from agentgym_trainers.megatron.sequences import PackedSequences, pack_sequences
 
@@ -39,6 +40,8 @@ class Microbatch:
     """float32 [N]."""
     weights: Tensor
     """float32 [N]."""
+    owners: Owners
+    """Which sample each trained token is of."""
     current: Tensor
     """bool [N]: sampled by the version that is trained now."""
     routes: Tensor | None
@@ -81,6 +84,9 @@ def build_microbatch(
         rollout=take("logprobs"),
         advantages=take("advantages"),
         weights=take("weights"),
+        owners=Owners(
+            torch.from_numpy(np.repeat(range(len(samples)), lengths)[trained]).to(device), len(samples)
+        ),
         current=take("versions") == version,
         routes=None if routes is None else routes.to(device),
         route_coverage=covered,

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
-from agentgym.config import AlgorithmConfig
-from agentgym_trainers.losses import Stats, TokenTerms, token_loss
+from agentgym.algorithm_config import AlgorithmConfig
+from agentgym_trainers.losses.menu import token_loss
+from agentgym_trainers.losses.terms import Stats, TokenTerms
 from agentgym_trainers.megatron.microbatch import Microbatch
 from agentgym_trainers.megatron.optimizer import Optimizer
 from agentgym_trainers.megatron.replay import ReplayController
@@ -57,7 +58,9 @@ def train_step(
             if update == 0:
                 old.append(logprobs.detach())
                 tally.add_first(microbatch, logprobs, entropy)
-            terms = TokenTerms(logprobs, entropy, old[number], microbatch.rollout, microbatch.advantages)
+            terms = TokenTerms(
+                logprobs, entropy, old[number], microbatch.rollout, microbatch.advantages, microbatch.owners
+            )
             per_token, stats = token_loss(settings.loss, terms, algorithm)
             loss = (microbatch.weights * per_token).sum()
             loss.backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,91 @@
+"""The settings of the table `algorithm`: what answers were worth, and the loss."""
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from agentgym.section import Positive, Probability, Section
+
+ACROSS_GROUPS = ("turn_batch_mean", "rae")
+"""Advantages that do not compare the members of a group with each other."""
+
+CLIPS = {"ppo_clip": (0.2, 0.28), "decoupled_ppo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28)}
+"""The losses with a clipped ratio, and how far from 1 they let it be below and above where the settings do not
+say."""
+
+CORRECTED = ("ppo_clip", "gspo", "cispo", "reinforce")
+"""The losses that `correction` goes with; the others have their ratio to the rollout policy inside."""
+
+AboveZero = Annotated[float, Field(gt=0)]
+Weight = Annotated[float, Field(ge=0)]
+
+
+class AlgorithmConfig(Section):
+    """Advantages and loss."""
+
+    advantage: Literal[
+        "group_mean", "group_mean_std", "leave_one_out", "turn_group_mean", "turn_batch_mean"
+    ] = "group_mean"
+    """A function of `agentgym.advantages`: whole plays compared in their group, or turns by their reward-to-go."""
+    discount: Probability = 1.0
+    """turn_*: what a reward one turn later counts."""
+    normalize_batch: bool = True
+    """Divide the advantages of a step by their standard deviation over the step."""
+    loss_mean: Literal["token", "agent"] = "token"
+    """The loss of a step is the mean over its trained tokens, or the mean over its agents of the mean over their
+    tokens, so that a talkative agent does not dominate."""
+    loss: Literal["dppo_tv", "ppo_clip", "gspo", "cispo", "decoupled_ppo", "reinforce", "topr"] = "dppo_tv"
+    """A name in `agentgym_trainers.losses.menu`."""
+    updates: Positive = 2
+    """Optimizer updates per batch, each over the whole batch."""
+    clip_low: AboveZero | None = None
+    """ppo_clip, decoupled_ppo, gspo, cispo: lower distance of the probability ratio from 1. None: 0.2; gspo 3e-4;
+    cispo 1, which is no limit."""
+    clip_high: AboveZero | None = None
+    """ppo_clip, decoupled_ppo, gspo, cispo: upper distance of the probability ratio from 1. None: 0.28; gspo 4e-4."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """ppo_clip, decoupled_ppo: a token with a negative advantage counts as if its ratio were at most this. None:
+    off."""
+    tv_threshold: AboveZero = 0.2
+    """dppo_tv: a token whose probability moved further than this in its advantage's direction is masked."""
+    kl_coefficient: Weight = 1e-3
+    """dppo_tv: weight of the squared log-ratio to the rollout policy."""
+    correction: Literal["none", "tis", "mis", "icepop"] = "none"
+    """ppo_clip, gspo, cispo, reinforce: what the loss is multiplied by for the difference of the two engines, rho =
+    pi_old / pi_rollout. tis: min(rho, high); mis: 1 for rho in [low, high], else 0; icepop: rho there, else 0.
+    none: 1, and the rollout policy stands for the old one in the loss's own ratio."""
+    correction_level: Literal["token", "sequence", "geometric"] = "token"
+    """rho of a token; of a whole sample, as the product over its trained tokens; or as their geometric mean."""
+    correction_low: Weight = 0.5
+    """mis, icepop: the lower bound. Published: 0.5, geometric 0.99."""
+    correction_high: AboveZero = 2.0
+    """The upper bound. Published: 2 (tis, mis), 5 (icepop), geometric 1.01."""
+    entropy_coefficient: Weight = 0.0
+    """Weight of the entropy bonus."""
+
+    @model_validator(mode="after")
+    def _combinations(self) -> "AlgorithmConfig":
+        loss = self.loss
+        if self.correction != "none" and loss not in CORRECTED:
+            raise ValueError(
+                f"correction = {self.correction!r} does not go with loss = {loss!r}, whose ratio is to the rollout "
+                f"policy already; it goes with {', '.join(CORRECTED)}"
+            )
+        if self.correction_low >= self.correction_high:
+            raise ValueError(
+                f"correction_low = {self.correction_low:g} is not below correction_high = {self.correction_high:g}"
+            )
+        if (self.clip_low, self.clip_high) != (None, None) and loss not in CLIPS:
+            raise ValueError(f"clip_low and clip_high go with {', '.join(CLIPS)}, not with loss = {loss!r}")
+        if self.dual_clip is not None and loss not in ("ppo_clip", "decoupled_ppo"):
+            raise ValueError(f"dual_clip goes with ppo_clip and decoupled_ppo, not with loss = {loss!r}")
+        return self
+
+    def clip_of(self, loss: str) -> tuple[float, float]:
+        """Return how far the ratio of a loss may be from 1, below and above; infinities where it has no clip."""
+        low, high = CLIPS.get(loss, (math.inf, math.inf))
+        return (
+            low if self.clip_low is None else self.clip_low,
+            high if self.clip_high is None else self.clip_high,
+        )
