@@ -3,13 +3,14 @@
 Nothing heavy is imported before the arguments are parsed, so that `--help` answers at once.
 """
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from agentgym.errors import AgentGymError
+from agentgym.errors import AgentGymError, StoppedError
 
 app = typer.Typer(
     name="agentgym",
@@ -74,7 +75,7 @@ def serve(
     parent_pid: ParentPid = None,
 ) -> None:
     """Serve a policy with vLLM; `agentgym train` starts its own servers."""
-    from agentgym.config import ServerConfig
+    from agentgym.config import CoordinatorConfig, ServerConfig
     from agentgym.config_file import load_config
     from agentgym.errors import ConfigError
     from agentgym.log import setup_logging
@@ -90,6 +91,7 @@ def serve(
             raise ConfigError(
                 f"there is no policy {policy!r} to serve; served are {', '.join(settings.served)}"
             )
+    limits = settings.coordinator if settings is not None else CoordinatorConfig()
     run_server(
         model=model or settings.served[policy],  # type: ignore[union-attr]
         config=settings.server if settings is not None else ServerConfig(),
@@ -98,6 +100,8 @@ def serve(
         coordinator=coordinator,
         name=name,
         parent_pid=parent_pid,
+        heartbeat_interval=limits.heartbeat_interval,
+        silence_timeout=limits.abandoned_after,
     )
 
 
@@ -233,9 +237,11 @@ def show(
 
 
 def main() -> None:
-    """Run the command line; an expected error is one message on stderr and exit status 1."""
+    """Run the command line; an expected error is one message on stderr, after the log that explains it."""
     try:
         app()
     except AgentGymError as error:
+        for note in getattr(error, "__notes__", []):
+            typer.echo(note, err=True)
         typer.echo(f"{type(error).__name__}: {error}", err=True)
-        sys.exit(1)
+        sys.exit(128 + signal.SIGINT if isinstance(error, StoppedError) else 1)

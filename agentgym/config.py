@@ -162,17 +162,24 @@ class CoordinatorConfig(Section):
     heartbeat_interval: Seconds = 1.0
     """Seconds between heartbeats."""
     heartbeat_timeout: Seconds = 20.0
-    """Seconds of silence after which a process counts as dead."""
+    """Seconds of silence after which a process counts as dead, and is killed and replaced."""
     start_timeout: Seconds = 300.0
     """Seconds that a process may take to say hello."""
     step_timeout: Seconds = 600.0
     """Seconds that an optimizer step, a weight update or a batch of episodes may take."""
+    notice_after: Seconds = 60.0
+    """Seconds of waiting for one of these after which a line says who is waited for."""
     max_restarts: Annotated[int, Field(ge=0)] = 5
-    """Restarts of one process before the run ends."""
+    """Restarts of one process from one checkpoint to the next; with one more the run ends."""
     keep_episodes: Annotated[int, Field(ge=0)] = 1000
     """Episodes that stay readable in the run directory after a checkpoint covers the steps that trained on them."""
     max_store_gib: Annotated[float, Field(gt=0)] = 8.0
     """Size of the episodes on disk; when they fill half of it, a checkpoint is written early, so that they can go."""
+
+    @property
+    def abandoned_after(self) -> float:
+        """Seconds of the coordinator's silence after which a process ends by itself."""
+        return 3 * self.heartbeat_timeout
 
 
 class WarmupConfig(Section):

@@ -10,6 +10,7 @@
     ├── WireError        a message that could not be decoded
     ├── IntegrityError   a trajectory is not what its worker recorded
     └── RunError         a process of the run failed in a way that ends the run
+        └── StoppedError     its user wanted it to end at once
 
 An environment's author raises ordinary Python exceptions; `worker.rollout` turns them into EnvError with
 the cause chained. Every message says what was wrong, what was found and what to do about it.
@@ -54,3 +55,7 @@ class IntegrityError(AgentGymError, ValueError):
 
 class RunError(AgentGymError, RuntimeError):
     """A process of the run failed in a way that ends the run."""
+
+
+class StoppedError(RunError):
+    """The run ended at once because its user asked for it, twice."""

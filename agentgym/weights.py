@@ -20,8 +20,9 @@ PREFIX, LOCK = "agentgym-weights-", "lock"
 def exchange_folder() -> Iterator[Path]:
     """Make a private folder for weight files: in shared memory, or in the temporary folder where there is none.
 
-    Its lock is held as long as it is in use. A run that was killed could not remove its own, and nobody else
-    would give that memory back: so folders whose lock is free are removed here.
+    What else is of no use after the run may lie there too. Its lock is held as long as it is in use. A run that was
+    killed could not remove its own, and nobody else would give that memory back: so folders whose lock is free are
+    removed here.
     """
     root = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
     for abandoned in root.glob(f"{PREFIX}*"):

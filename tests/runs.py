@@ -122,12 +122,13 @@ def _kill(pids: Mapping[int, str]) -> None:
 class RunningTrain:
     """A training that runs, and what it has said so far."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        """Start `agentgym train` in `folder`; use `running`."""
+    def __init__(self, folder: Path, *arguments: str, scratch: Path | None = None) -> None:
+        """Start `agentgym train` in `folder`, whose temporary files go to `scratch`; use `running`."""
         self.folder = folder
         self.process = subprocess.Popen(
             [*COMMAND, "train", *arguments],
             cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **({"TMPDIR": str(scratch)} if scratch else {})},
         )  # fmt: skip
         self.lines: list[str] = []
         """What it wrote to stdout and stderr, in the order of arrival."""
@@ -142,13 +143,16 @@ class RunningTrain:
         """All that it wrote so far."""
         return "\n".join(self.lines)
 
-    def wait_for(self, pattern: str, *, log: str = "", seconds: float = DEADLINE) -> re.Match[str]:
-        """Wait until `pattern` is found in a line of the output so far, or of the log of a part of the run."""
+    def wait_for(
+        self, pattern: str, *, log: str = "", after: int = 0, seconds: float = DEADLINE
+    ) -> re.Match[str]:
+        """Wait until `pattern` is found in the output from line `after` on, or in the log of a part of the run."""
         deadline = time.monotonic() + seconds
         with self._news:
             while True:
                 ended = not any(reader.is_alive() for reader in self._readers)
-                if found := re.search(pattern, self.log(log) if log else self.output):
+                text = self.log(log) if log else "\n".join(self.lines[after:])
+                if found := re.search(pattern, text):
                     return found
                 left = deadline - time.monotonic()
                 assert left > 0, f"{pattern!r} did not come within {seconds:g} s\n{self.report()}"
@@ -227,9 +231,9 @@ class RunningTrain:
 
 
 @contextmanager
-def running(folder: Path, *arguments: str) -> Iterator[RunningTrain]:
+def running(folder: Path, *arguments: str, scratch: Path | None = None) -> Iterator[RunningTrain]:
     """Start `agentgym train` in `folder`; at the end nothing of it is left."""
-    run = RunningTrain(folder, *arguments)
+    run = RunningTrain(folder, *arguments, scratch=scratch)
     try:
         yield run
     finally:
@@ -266,10 +270,9 @@ def ask(address: str, frames: list[bytes]) -> Error:
 
 
 def assert_one_clear_error(stderr: str, *expected: str) -> None:
-    """Check that a run said what was wrong in one message, and showed no traceback."""
+    """Check that a run said what was wrong in one message at the end, and showed no traceback."""
     assert "Traceback" not in stderr, stderr
-    first = stderr.strip().splitlines()[0] if stderr.strip() else ""
-    assert re.match(r"(Config|Model|Env|Run)Error: ", first), stderr
+    assert re.search(r"^(Config|Model|Env|Run)Error: ", stderr, re.MULTILINE), stderr
     assert len(re.findall(r"^\w*Error: ", stderr, re.MULTILINE)) == 1, stderr
     for text in expected:
         assert text in stderr, stderr

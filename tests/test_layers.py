@@ -54,7 +54,7 @@ LAYERS = [
     "check.run",
     # the process that joins them
     "advantages coordinator.groups coordinator.leases coordinator.lineup coordinator.peers coordinator.pools "
-    "coordinator.schedule coordinator.segments coordinator.supervisor",
+    "coordinator.clock coordinator.schedule coordinator.segments coordinator.supervisor",
     "coordinator.store",
     "show coordinator.assemble coordinator.launch coordinator.scoring coordinator.serving",
     "coordinator.surroundings",

@@ -21,7 +21,8 @@ class Places:
     run: Path
     """The run directory."""
     sockets: Path
-    """A private folder with a short path: ZeroMQ's ipc addresses are limited to about 100 characters."""
+    """A private folder with a short path: ZeroMQ's ipc addresses are limited to about 100 characters. Removed at the
+    end of the run, or when another one starts."""
     exchange: Path
     """Weights on their way from the trainer to the servers."""
 
@@ -78,7 +79,9 @@ def launch_all(supervisor: Supervisor, config: Config, places: Places, *, resume
                 address = f"ipc://{places.sockets}/{name}-{next(starts)}"
                 return ["agentgym", "serve", *common, "--policy", policy, "--name", name, "--bind", address]
 
-            supervisor.start(name, "server", server, _environment(config.server.threads))
+            # vLLM leaves files behind when it is killed; there they go with the run.
+            scratch = {"TMPDIR": str(places.sockets)}
+            supervisor.start(name, "server", server, _environment(config.server.threads) | scratch)
     for number in range(config.workers.count):
         name = f"worker-{number}"
 

@@ -92,6 +92,8 @@ class Coordinator:
         )
         self._published: int | None = None
         self._progress = self._clock()
+        self._noticed = -1.0
+        """The moment of progress since which it was said that the run waits."""
         self._next_heartbeat = 0.0
         self._garbage_count = 0
         self._failure: RunError | None = None
@@ -287,6 +289,8 @@ class Coordinator:
     def _step_done(self, header: StepDone, now: float) -> None:
         step, assembled = self._training.finished(header)
         self._progress = now
+        if header.checkpoint:
+            self._supervisor.progress()
         if header.weights:
             self._offer(step.number, header.weights)
         numbers = {
@@ -317,9 +321,17 @@ class Coordinator:
             self._next_heartbeat = now + limits.heartbeat_interval
             for identity in self._peers.everyone:
                 self._channel.send(Heartbeat(), to=identity)
-        if now - self._progress > limits.step_timeout:
-            who = waiting_for(self._peers, self._dispatcher, self._supervisor, training=self._training.number)
-            raise RunError(f"no progress for {limits.step_timeout:g} s: {who}")
+        waited = now - self._progress
+        if waited > limits.notice_after and self._noticed != self._progress:
+            self._noticed = self._progress
+            self._reporter.say(f"waiting for {waited:.0f} s: {self._waiting_for()}")
+        if waited > limits.step_timeout:
+            error = RunError(f"no progress for {limits.step_timeout:g} s: {self._waiting_for()}")
+            error.add_note(self._supervisor.last_words("trainer"))
+            raise error
+
+    def _waiting_for(self) -> str:
+        return waiting_for(self._peers, self._dispatcher, self._supervisor, training=self._training.number)
 
     def _lose(self, name: str) -> int:
         """Forget a peer and queue its episodes again; return how many."""

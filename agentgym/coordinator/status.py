@@ -17,7 +17,7 @@ def run_numbers(dispatcher: Dispatcher, supervisor: Supervisor) -> dict[str, flo
         "system/queue/playing": float(leases.playing),
         "system/queue/open_groups": float(groups.open),
         "system/queue/ready_groups": float(groups.ready),
-        "system/restarts": float(sum(child.restarts for child in supervisor.children.values())),
+        "system/restarts": float(supervisor.restarts),
     }
     for prefix, counts in (
         ("leases", leases.counts),
@@ -33,22 +33,24 @@ def run_numbers(dispatcher: Dispatcher, supervisor: Supervisor) -> dict[str, flo
 
 
 def waiting_for(peers: Peers, dispatcher: Dispatcher, supervisor: Supervisor, *, training: int | None) -> str:
-    """Say who is waited for; `training` is the step that the trainer works on, if it does."""
+    """Say who is waited for, and when it was last heard; `training` is the step that the trainer works on."""
     if peers.trainer is None:
-        return f"the trainer has not said hello\n{supervisor.last_words('trainer')}"
+        return f"the trainer has not said hello ({supervisor.last_seen(['trainer'])})"
     if training is not None:
-        return f"the trainer works on step {training}\n{supervisor.last_words('trainer')}"
+        return f"the trainer works on step {training} ({supervisor.last_seen(['trainer'])})"
+    workers = [name for name, child in supervisor.children.items() if child.role == "worker"]
     if not peers.workers:
-        return "no worker is connected"
+        return f"no worker is connected ({supervisor.last_seen(workers)})"
     loading = [server.name for server in peers.servers.values() if server.loading is not None]
     if loading:
-        return f"{', '.join(loading)} is loading weights"
+        return f"{', '.join(loading)} is loading weights ({supervisor.last_seen(loading)})"
     leases, groups = dispatcher.leases, dispatcher.groups
     if not peers.servers and not leases.playing:
-        return "no policy server is ready"
+        servers = [name for name, child in supervisor.children.items() if child.role == "server"]
+        return f"no policy server is ready ({supervisor.last_seen(servers)})"
     return (
         f"{leases.playing} episodes are being played and {leases.waiting} wait, {groups.open} groups are open, "
-        f"{groups.ready} ready; last failure: {dispatcher.last_error or 'none'}"
+        f"{groups.ready} ready; last failure: {dispatcher.last_error or 'none'} ({supervisor.last_seen(workers)})"
     )
 
 

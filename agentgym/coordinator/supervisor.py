@@ -1,16 +1,19 @@
 """Start, watch, restart and stop the processes of a run.
 
-A process that ends by itself, or that is silent for too long, is named in the log with its exit status and the end
-of its own log, and started again, at most `max_restarts` times. Only processes started here are ever signalled.
+A process that ends by itself, or that is silent for too long, is named in the log with its exit status and started
+again. The trainer's state is in the last checkpoint: when it ends, `TrainerLost` says that the run must go on from
+there. A run that does not get from one checkpoint to the next within `max_restarts` restarts of one process ends, as
+does one with a process that fails twice before it is ready. Only processes started here are ever signalled.
 """
 
+import contextlib
 import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +24,13 @@ from agentgym.protocol import EXIT_REPLACE, Role
 ASKED = "has left to be replaced"
 """What is said of a worker that ended with EXIT_REPLACE; it is started again, and not counted as a restart."""
 
+_KILLED_BY_OTHERS = (-signal.SIGKILL, -signal.SIGTERM)
+
 _logger = logging.getLogger(__name__)
+
+
+class TrainerLost(RunError):
+    """The trainer has ended or fallen silent; the run can go on from its last checkpoint."""
 
 
 class Process(Protocol):
@@ -59,8 +68,9 @@ class Child:
     """After `python -m`, made anew for each start."""
     environment: dict[str, str]
     restarts: int = 0
+    """Since the last checkpoint."""
     failed_starts: int = 0
-    """Deaths before its hello, one after another."""
+    """Failures before its hello, one after another."""
     process: Process | None = None
     started: float = 0.0
     heard: float | None = None
@@ -109,12 +119,15 @@ class Supervisor:
         self._clock = clock
         self._start = spawn
         self.children: dict[str, Child] = {}
+        self.restarts = 0
+        """Of all processes, since the start."""
 
     def start(
         self, name: str, role: Role, arguments: Callable[[], list[str]], environment: dict[str, str]
     ) -> None:
-        """Start a process and watch it from now on."""
-        child = self.children[name] = Child(name, role, arguments, environment)
+        """Start a process and watch it from now on; one that was stopped before keeps its history."""
+        child = self.children.setdefault(name, Child(name, role, arguments, environment))
+        child.arguments = arguments
         self._spawn(child)
 
     def log_file(self, name: str) -> Path:
@@ -133,39 +146,63 @@ class Supervisor:
             if stats is not None:
                 child.stats = stats
 
+    def last_seen(self, names: Iterable[str]) -> str:
+        """Say when some processes were last heard."""
+        now = self._clock()
+        seen = [
+            f"{name} was heard {now - child.heard:.0f} s ago"
+            if child.heard is not None
+            else f"{name} was started {now - child.started:.0f} s ago"
+            for name in names
+            if (child := self.children.get(name)) is not None
+        ]
+        return ", ".join(seen) or "none was started here"
+
+    def progress(self) -> None:
+        """Note that there is another checkpoint; the restarts before it are forgiven."""
+        for child in self.children.values():
+            child.restarts = 0
+
     def restart_dead(self) -> list[tuple[Child, str]]:
         """Restart every process that ended or fell silent; return each with what happened to it.
 
         Raises:
-            RunError: a process died more than `max_restarts` times, or is the trainer, whose state is in the
-                last checkpoint.
+            TrainerLost: the trainer is one of them, and may be started again.
+            RunError: a process was restarted too often since the last checkpoint, or fails whenever it starts.
         """
         dead = []
         for child in self.children.values():
             why = self._what_happened(child)
             if why is None:
                 continue
-            self._kill(child)
             described = f"{child.name} (pid {child.pid}) {why}"
-            if why == ASKED:
-                self._spawn(child)
-                dead.append((child, described))
-                continue
+            if why != ASKED:
+                self._count_restart(child, described)
+            self._kill(child)
             if child.role == "trainer":
-                raise RunError(
-                    f"{described}; go on from the last checkpoint with --resume\n{self.last_words(child.name)}"
-                )
-            child.failed_starts = child.failed_starts + 1 if child.heard is None else 0
-            if child.failed_starts > 1:
-                raise RunError(f"{described} before it was ready, twice\n{self.last_words(child.name)}")
-            if child.restarts >= self._max_restarts:
-                raise RunError(
-                    f"{described} and was restarted {child.restarts} times already\n{self.last_words(child.name)}"
-                )
-            child.restarts += 1
+                lost = TrainerLost(described)
+                lost.add_note(self.last_words(child.name))
+                raise lost
             self._spawn(child)
             dead.append((child, described))
         return dead
+
+    def _count_restart(self, child: Child, described: str) -> None:
+        assert child.process is not None
+        if child.heard is not None:
+            child.failed_starts = 0
+        elif child.process.poll() not in _KILLED_BY_OTHERS:
+            child.failed_starts += 1
+        error = None
+        if child.failed_starts > 1:
+            error = RunError(f"{described} before it was ready, twice")
+        elif child.restarts >= self._max_restarts:
+            error = RunError(f"{described}, after {child.restarts} restarts since the last checkpoint")
+        if error is not None:
+            error.add_note(self.last_words(child.name))
+            raise error
+        child.restarts += 1
+        self.restarts += 1
 
     def last_words(self, name: str, lines: int = 15) -> str:
         """Return the end of a process's log."""
@@ -180,26 +217,23 @@ class Supervisor:
         for child in self._running():
             if child.heard is None:  # it never connected, so nobody told it to end
                 child.process.terminate()  # type: ignore[union-attr]
-        for child in self.children.values():
-            self._wait(child, deadline)
+        self._wait(deadline)
         for child in self._running():
             _logger.warning(
                 "%s (pid %d) did not end within %.0f s; terminating it", child.name, child.pid, timeout
             )
             child.process.terminate()  # type: ignore[union-attr]
+        self._wait(self._clock() + 3.0)
         for child in self._running():
-            self._wait(child, self._clock() + 3.0)
             self._kill(child)
 
     def _running(self) -> Sequence[Child]:
         return [c for c in self.children.values() if c.process is not None and c.process.poll() is None]
 
-    def _wait(self, child: Child, deadline: float) -> None:
-        if child.process is not None:
-            try:
-                child.process.wait(max(0.0, deadline - self._clock()))
-            except subprocess.TimeoutExpired:
-                return
+    def _wait(self, deadline: float) -> None:
+        while (running := self._running()) and (left := deadline - self._clock()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running[0].process.wait(min(left, 0.25))  # type: ignore[union-attr]
 
     def _what_happened(self, child: Child) -> str | None:
         assert child.process is not None

@@ -3,24 +3,24 @@
 import asyncio
 import contextlib
 import json
-import shutil
 import signal
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from agentgym.config import Config
 from agentgym.config_file import save_config
+from agentgym.coordinator.clock import AwakeClock
 from agentgym.coordinator.launch import Places, latest_checkpoint, launch_all, read_state
 from agentgym.coordinator.lineup import Lineups, agents_of
 from agentgym.coordinator.process import Coordinator
 from agentgym.coordinator.report import Reporter
 from agentgym.coordinator.schedule import Schedule
 from agentgym.coordinator.store import FOLDER as EPISODES
-from agentgym.coordinator.supervisor import Supervisor
-from agentgym.errors import ConfigError, RunError
+from agentgym.coordinator.supervisor import Supervisor, TrainerLost
+from agentgym.coordinator.surroundings import Surroundings
+from agentgym.errors import ConfigError, StoppedError
 from agentgym.log import setup_logging
 from agentgym.messages import AgentId
 from agentgym.model import check_context, check_model
@@ -45,85 +45,111 @@ def train(config: Config, *, resume: bool, console: Console) -> None:
     run_dir = config.run_dir
     if resume and not (run_dir / "config.json").exists():
         raise ConfigError(f"cannot resume: there is no run in {run_dir}; start it without --resume")
-    # A run that died before its first checkpoint begins again with the episodes it has.
-    checkpoint = (
-        latest_checkpoint(run_dir) if resume and (run_dir / "checkpoints" / "latest").exists() else None
-    )
-    state = read_state(checkpoint) if checkpoint else None
-    done = int(str(state["step"])) if state else 0
     agents = _check(config)
     _prepare(config, resume=resume)
     with _places(run_dir) as places:
         setup_logging("coordinator", file=places.logs / "coordinator.log")
-        schedule = Schedule(config)
-        first_step = done + 1 - config.warmup.steps  # step 0 is the last one of the warm-up
-        board = TensorBoard(places.tensorboard, first_step=first_step if resume else None)
+        training = _Training(config, places, agents, console)
+        asyncio.run(training.run(resume=resume))
+    _summary(run_dir, training.last_metrics, console)
+
+
+class _Training:
+    """What one command does: a coordinator at a time, until one of them reaches the last step."""
+
+    def __init__(self, config: Config, places: Places, agents: Sequence[AgentId], console: Console) -> None:
+        self._config = config
+        self._places = places
+        self._agents = agents
+        self._console = console
+        self._clock = AwakeClock()
         limits = config.coordinator
-        supervisor = Supervisor(
+        self._supervisor = Supervisor(
             logs=places.logs,
             start_timeout=limits.start_timeout,
             silence_timeout=limits.heartbeat_timeout,
             max_restarts=limits.max_restarts,
+            clock=self._clock,
         )
-        console.print(
-            f"run {run_dir}: {config.env.id}, model {config.model}"
-            + (f", resumed after step {done} from {checkpoint or config.model}" if resume else ""),
-            highlight=False,
+        self._coordinator: Coordinator | None = None
+        self._interrupts = 0
+        self.last_metrics: dict[str, float] = {}
+        """Of the last batch."""
+
+    async def run(self, *, resume: bool) -> None:
+        """Run to the last step, again from the last checkpoint when the trainer is lost."""
+        task = asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._interrupted, task)
+        self._console.print(
+            f"run {self._config.run_dir}: {self._config.env.id}, model {self._config.model}", highlight=False
         )
-        console.print(f"  watch it: tensorboard --logdir {places.tensorboard}", highlight=False)
-        reporter = Reporter(
-            schedule,
-            board,
-            config.tensorboard,
-            console=console,
-            decode=ChatTokenizer(config.model).decode,
-        )
+        self._console.print(f"  watch it: tensorboard --logdir {self._places.tensorboard}", highlight=False)
         try:
-            asyncio.run(_run(config, places, supervisor, reporter, agents, done, state, checkpoint))
-        finally:
-            supervisor.stop(STOP_SECONDS)
-            board.close()
-    _summary(run_dir, reporter, console)
+            while not await self._reached_the_end(resume=resume):
+                resume = True
+        except asyncio.CancelledError:
+            raise StoppedError(
+                "stopped at once on request; go on from the last checkpoint with --resume"
+            ) from None
 
-
-async def _run(
-    config: Config,
-    places: Places,
-    supervisor: Supervisor,
-    reporter: Reporter,
-    agents: Sequence[AgentId],
-    done: int,
-    state: dict[str, object] | None,
-    checkpoint: Path | None,
-) -> None:
-    coordinator = Coordinator(
-        config,
-        places,
-        supervisor=supervisor,
-        reporter=reporter,
-        agents=agents,
-        first_step=done + 1,
-        state=state,
-    )
-    loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(coordinator.run())
-    signals = 0
-
-    def interrupted() -> None:
-        nonlocal signals
-        signals += 1
-        if signals == 1:
-            coordinator.stop_soon()
+    def _interrupted(self, task: asyncio.Task[None]) -> None:
+        self._interrupts += 1
+        if self._interrupts == 1 and self._coordinator is not None:
+            self._coordinator.stop_soon()
         else:
             task.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupted)
-    launch_all(supervisor, config, places, resume=checkpoint)
-    try:
-        await task
-    except asyncio.CancelledError:
-        raise RunError("stopped at once on request; go on from the last checkpoint with --resume") from None
+    async def _reached_the_end(self, *, resume: bool) -> bool:
+        """Run to the last step, or until the trainer is lost; then stop everything all the same."""
+        checkpoint = _checkpoint(self._places.run) if resume else None
+        state = read_state(checkpoint) if checkpoint else None
+        done = int(str(state["step"])) if state else 0
+        if resume:
+            self._console.print(
+                f"  resumed after step {done} from {checkpoint or self._config.model}", highlight=False
+            )
+        # Step 0 of TensorBoard is the last one of the warm-up.
+        board = TensorBoard(
+            self._places.tensorboard, first_step=done + 1 - self._config.warmup.steps if resume else None
+        )
+        reporter = Reporter(
+            Schedule(self._config),
+            board,
+            self._config.tensorboard,
+            console=self._console,
+            decode=ChatTokenizer(self._config.model).decode,
+        )
+        try:
+            self._coordinator = Coordinator(
+                self._config,
+                self._places,
+                supervisor=self._supervisor,
+                reporter=reporter,
+                agents=self._agents,
+                first_step=done + 1,
+                state=state,
+                surroundings=Surroundings(clock=self._clock),
+            )
+            launch_all(self._supervisor, self._config, self._places, resume=checkpoint)
+            await self._coordinator.run()
+            return True
+        except TrainerLost as lost:
+            if self._interrupts:
+                raise
+            reporter.say(f"{lost}; everything is stopped, to go on from the last checkpoint")
+            return False
+        finally:
+            self._coordinator = None
+            self.last_metrics = reporter.last_episode_metrics
+            await asyncio.to_thread(self._supervisor.stop, STOP_SECONDS)
+            board.close()
+
+
+def _checkpoint(run_dir: Path) -> Path | None:
+    """Return where to go on; None: a run without a checkpoint begins again, with the episodes that it has."""
+    return latest_checkpoint(run_dir) if (run_dir / "checkpoints" / "latest").exists() else None
 
 
 def _check(config: Config) -> list[AgentId]:
@@ -176,16 +202,13 @@ def _prepare(config: Config, *, resume: bool) -> None:
 
 @contextlib.contextmanager
 def _places(run_dir: Path) -> Iterator[Places]:
-    sockets = Path(tempfile.mkdtemp(prefix="agentgym-"))
-    try:
-        with exchange_folder() as exchange:
-            yield Places(run_dir.absolute(), sockets, exchange)
-    finally:
-        shutil.rmtree(sockets, ignore_errors=True)
+    with exchange_folder() as exchange:  # what lies in there goes with it, even after a kill
+        sockets = exchange / "sockets"
+        sockets.mkdir()
+        yield Places(run_dir.absolute(), sockets, exchange)
 
 
-def _summary(run_dir: Path, reporter: Reporter, console: Console) -> None:
-    metrics = reporter.last_episode_metrics
+def _summary(run_dir: Path, metrics: Mapping[str, float], console: Console) -> None:
     success = f", success {metrics['episode/success']:.3f}" if "episode/success" in metrics else ""
     console.print(
         f"done: reward {metrics.get('episode/reward', 0.0):.3f}{success} in the last batch", highlight=False

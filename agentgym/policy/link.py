@@ -24,7 +24,7 @@ class CoordinatorLink:
     ) -> None:
         """Connect."""
         self._clock = clock
-        self._heard = clock()
+        self._heard: float | None = None
         self.welcomed = False
         """The coordinator has answered the hello."""
         self.refusal = ""
@@ -37,11 +37,12 @@ class CoordinatorLink:
 
     @property
     def silence(self) -> float:
-        """Seconds since the coordinator was heard."""
-        return self._clock() - self._heard
+        """Seconds since the coordinator was heard, or should first have answered."""
+        return 0.0 if self._heard is None else self._clock() - self._heard
 
     def tell(self, header: Hello | Heartbeat | Loaded | Error) -> None:
         """Send a message; a coordinator that does not read is silent, which `silence` shows."""
+        self._heard = self._clock() if self._heard is None else self._heard
         with contextlib.suppress(WireError):
             self._channel.send(header)
 

@@ -113,7 +113,7 @@ class Worker:
             while not self._ended.is_set():
                 self._channel.send(Heartbeat(stats=self._stats()))
                 silence = time.monotonic() - self._heard
-                if silence > limits.heartbeat_timeout * 3:
+                if silence > limits.abandoned_after:
                     raise RunError(f"nothing heard from the coordinator for {silence:.0f} s")
                 if self._pool.exhausted:
                     raise RunError(

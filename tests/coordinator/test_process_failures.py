@@ -256,6 +256,22 @@ def test_a_run_that_waits_too_long_says_for_whom(tmp_path: Path, present: str, m
     within(30, scene())
 
 
+def test_a_long_wait_is_said_once_and_goes_on(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with play(small_run(run={"steps": 1}, coordinator={"notice_after": 0.3}), tmp_path) as cast:
+            worker, server, trainer = cast.worker(), cast.server(), cast.trainer()
+            cast.start(worker.work(), trainer.train(cast.run.places.exchange))
+            while "waiting for" not in cast.run.terminal.getvalue():
+                await asyncio.sleep(0.05)
+            cast.start(server.serve())
+            await cast.everyone_is_done()
+            assert cast.run.terminal.getvalue().count(
+                "waiting for 0 s: no policy server is ready (none was started here)"
+            ) == 1  # fmt: skip
+
+    within(30, scene())
+
+
 def test_a_late_trainer_and_a_late_server_are_named(tmp_path: Path) -> None:
     async def late(loads: bool) -> str:
         folder = tmp_path / str(loads)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.coordinator.supervisor import Child, Supervisor
+from agentgym.coordinator.supervisor import Child, Supervisor, TrainerLost
 from agentgym.errors import RunError
 from agentgym.protocol import EXIT_REPLACE, Role
 
@@ -79,6 +79,11 @@ def nest(folder: Path, clock: Callable[[], float] | None = None, **settings: int
 def ended(child: Child) -> int:
     assert child.process is not None
     return child.process.wait(20)
+
+
+def notes(caught: pytest.ExceptionInfo[RunError]) -> str:
+    """What is printed before an error."""
+    return "\n".join(getattr(caught.value, "__notes__", []))
 
 
 def ready(path: str) -> None:
@@ -154,8 +159,8 @@ def test_a_process_that_ends_too_often_ends_the_run_with_its_last_words(tmp_path
         ended(child)
         with pytest.raises(RunError) as caught:
             made.supervisor.restart_dead()
-        text = str(caught.value)
-        assert "ended with status 3 and was restarted 1 times already" in text
+        assert "ended with status 3, after 1 restarts since the last checkpoint" in str(caught.value)
+        text = notes(caught)
         assert f"last lines of {tmp_path / 'logs/worker-0.log'}:" in text
         assert "  | I was told to exit 3 7\n  | the reason" in text
 
@@ -166,10 +171,9 @@ def test_a_process_that_never_gets_ready_ends_the_run_after_the_second_time(tmp_
         ended(child)
         made.supervisor.restart_dead()
         ended(child)
-        with pytest.raises(
-            RunError, match=r"(?s)ended with status 3 before it was ready, twice\n.*the reason"
-        ):
+        with pytest.raises(RunError, match=r"ended with status 3 before it was ready, twice") as caught:
             made.supervisor.restart_dead()
+        assert "the reason" in notes(caught)
 
 
 def test_one_failed_start_after_a_long_life_is_forgiven(tmp_path: Path) -> None:
@@ -183,13 +187,62 @@ def test_one_failed_start_after_a_long_life_is_forgiven(tmp_path: Path) -> None:
         assert child.restarts == 4
 
 
-def test_the_end_of_the_trainer_ends_the_run(tmp_path: Path) -> None:
-    with nest(tmp_path) as made:
-        ended(made.start("trainer", ["exit", "9"], role="trainer"))
-        with pytest.raises(
-            RunError, match=r"(?s)trainer \(pid .*\) ended with status 9; go on .* --resume\n.*reason"
-        ):
+def test_the_end_of_the_trainer_is_told_apart_so_that_the_run_goes_on_from_its_checkpoint(
+    tmp_path: Path,
+) -> None:
+    with nest(tmp_path, max_restarts=2) as made:
+        child = made.start("trainer", ["exit", "9"], role="trainer")
+        for _ in range(2):
+            made.supervisor.heard("trainer")
+            ended(child)
+            with pytest.raises(TrainerLost, match=r"^trainer \(pid \d+\) ended with status 9\n") as lost:
+                made.supervisor.restart_dead()
+            assert "the reason" in notes(lost)
+            made.supervisor.stop(1.0)
+            assert made.start("trainer", ["exit", "9"], role="trainer") is child
+        made.supervisor.heard("trainer")
+        ended(child)
+        with pytest.raises(RunError, match=r"after 2 restarts since the last checkpoint") as caught:
             made.supervisor.restart_dead()
+        assert not isinstance(caught.value, TrainerLost)
+
+
+def test_restarts_before_a_checkpoint_are_forgiven(tmp_path: Path) -> None:
+    with nest(tmp_path, max_restarts=1) as made:
+        child = made.start("worker-0", ["exit", "3"])
+        for _ in range(4):
+            made.supervisor.heard("worker-0")
+            ended(child)
+            made.supervisor.restart_dead()
+            made.supervisor.progress()
+        assert (child.restarts, made.supervisor.restarts) == (0, 4)
+
+
+def test_one_that_is_killed_again_and_again_while_it_starts_does_not_fail_by_itself(tmp_path: Path) -> None:
+    with nest(tmp_path, max_restarts=3) as made:
+        pipe = made.pipe("a")
+        child = made.start("worker-0", ["wait", pipe])
+        for _ in range(3):
+            ready(pipe)
+            assert child.process is not None
+            child.process.kill()
+            ended(child)
+            made.supervisor.restart_dead()
+        assert (child.restarts, child.failed_starts) == (3, 0)
+
+
+def test_it_says_when_a_process_was_last_seen(tmp_path: Path) -> None:
+    clock = Clock()
+    with nest(tmp_path, clock) as made:
+        made.start("worker-0", ["exit", "0"])
+        made.start("worker-1", ["exit", "0"])
+        clock.now += 7.0
+        made.supervisor.heard("worker-0")
+        clock.now += 5.0
+        assert made.supervisor.last_seen(["worker-0", "worker-1", "worker-2"]) == (
+            "worker-0 was heard 5 s ago, worker-1 was started 12 s ago"
+        )
+        assert made.supervisor.last_seen([]) == "none was started here"
 
 
 def test_a_process_that_does_not_say_hello_in_time_is_killed_and_started_again(tmp_path: Path) -> None:

@@ -179,12 +179,8 @@ def test_garbage_is_answered_and_counted_and_the_run_stops_on_request_and_goes_o
     with running(tmp_path, "run.toml", "--resume") as run:
         run.wait_for(rf"resumed after step {last} from ")
         run.wait_for(r"\d+/100000 ")
-        killed = run.pid("trainer")
-        run.kill(killed)
-        assert run.wait() == 1
-        died = f"RunError: trainer (pid {killed}) was killed by SIGKILL"
-        expected = f"{died}; go on from the last checkpoint with --resume"
-        assert_one_clear_error("\n".join(line for line in run.lines[run.lines.index(expected) :]), expected)
+        os.kill(run.process.pid, signal.SIGTERM)
+        assert run.wait() == 0, run.report()
         assert wait_until_gone(tmp_path, 10.0) == {}
 
 
@@ -197,9 +193,9 @@ def test_a_second_interrupt_stops_at_once(tmp_path: Path) -> None:
         os.kill(run.process.pid, signal.SIGINT)
         run.wait_for("once more to stop at once")
         os.kill(run.process.pid, signal.SIGINT)
-        assert run.wait(30.0) == 1
+        assert run.wait(30.0) == 130
         assert wait_until_gone(tmp_path, 10.0) == {}
         [error] = [line for line in run.lines if "Error" in line]
         assert error.startswith(
-            "RunError: stopped at once on request; go on from the last checkpoint with --resume"
+            "StoppedError: stopped at once on request; go on from the last checkpoint with --resume"
         )

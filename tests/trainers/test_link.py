@@ -41,6 +41,7 @@ def test_messages_cross_and_heartbeats_go_out_while_nobody_receives(tmp_path: Pa
             heartbeat_interval=0.05,
             busy=BusyShare(),
             on_silence=lambda reason: None,
+            silence=30.0,
         )
         link.send(BatchRequest(step=1))
         kinds = []
@@ -70,7 +71,8 @@ def test_silence_is_reported_once_with_the_address(tmp_path: Path):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_connection_that_fails_is_reported(tmp_path: Path):
     reasons: queue.Queue[str] = queue.Queue()
-    link = Link(f"ipc://{tmp_path}/nobody", heartbeat_interval=1.0, busy=BusyShare(), on_silence=reasons.put)
+    address = f"ipc://{tmp_path}/nobody"
+    link = Link(address, heartbeat_interval=1.0, busy=BusyShare(), on_silence=reasons.put, silence=30.0)
     header, _ = batch_of(samples_of((3,)), state={"not msgpack": object()})
     link.send(header)
     assert "failed" in reasons.get(timeout=DEADLINE_MS / 1000)

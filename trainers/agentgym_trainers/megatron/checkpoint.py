@@ -10,10 +10,11 @@ A checkpoint is written under another name, synced to the disk and renamed; `lat
 can run code when it is read: tensors are safetensors, everything else is JSON.
 """
 
+import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,13 @@ def save_checkpoint(
     final = folder / f"step-{step:06d}"
     partial = folder / f".{final.name}.{os.getpid()}.partial"
     partial.mkdir(mode=0o700)
-    _write_model(partial / MODEL, weights, model_folder)
-    save_file(_unshared(optimizer), partial / "optimizer.safetensors")
-    save_file({"cpu": torch.get_rng_state()}, partial / "rng.safetensors")
-    (partial / "trainer.json").write_text(json.dumps({"format": FORMAT, "step": step}) + "\n")
-    (partial / "coordinator.json").write_text(json.dumps(coordinator) + "\n")
-    _sync_tree(partial)
+    with _removed_on_failure(partial):
+        _write_model(partial / MODEL, weights, model_folder)
+        save_file(_unshared(optimizer), partial / "optimizer.safetensors")
+        save_file({"cpu": torch.get_rng_state()}, partial / "rng.safetensors")
+        (partial / "trainer.json").write_text(json.dumps({"format": FORMAT, "step": step}) + "\n")
+        (partial / "coordinator.json").write_text(json.dumps(coordinator) + "\n")
+        _sync_tree(partial)
     if final.exists():  # of a run that was left, see above
         final.rename(partial.with_suffix(".replaced"))
     partial.rename(final)
@@ -98,9 +100,23 @@ def restore_rng(checkpoint: Path) -> None:
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write a weights file that is complete from the moment it has its name, readable by this user only."""
     partial = path.with_name(f".{path.name}.partial")
-    save_file(_unshared(weights), partial, metadata={"format": "pt"})
-    partial.chmod(0o600)
-    partial.rename(path)
+    with _removed_on_failure(partial):
+        save_file(_unshared(weights), partial, metadata={"format": "pt"})
+        partial.chmod(0o600)
+        partial.rename(path)
+
+
+@contextlib.contextmanager
+def _removed_on_failure(path: Path) -> Iterator[None]:
+    """Give the space back where what was to be written did not fit."""
+    try:
+        yield
+    except BaseException:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        raise
 
 
 def _write_model(folder: Path, weights: Mapping[str, Tensor], model_folder: Path) -> None:

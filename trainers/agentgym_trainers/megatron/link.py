@@ -21,9 +21,6 @@ from agentgym.wire import Packet, open_socket, pack, unpack
 
 logger = logging.getLogger(__name__)
 
-SILENCE = 30.0
-"""Seconds without any message after which the coordinator counts as gone; it sends heartbeats too."""
-
 
 class Link:
     """Sends and receives for the training thread; heartbeats by itself."""
@@ -35,7 +32,7 @@ class Link:
         heartbeat_interval: float,
         busy: BusyShare,
         on_silence: Callable[[str], None],
-        silence: float = SILENCE,
+        silence: float,
     ) -> None:
         """Connect and start the thread.
 

@@ -102,6 +102,7 @@ def main(arguments: Sequence[str]) -> int:
         settings.coordinator,
         heartbeat_interval=config.coordinator.heartbeat_interval,
         busy=busy,
+        silence=config.coordinator.abandoned_after,
         on_silence=_end_now,
     )
     try:
