@@ -109,14 +109,17 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
 @contextlib.contextmanager
 def _removed_on_failure(path: Path) -> Iterator[None]:
     """Give the space back where what was to be written did not fit."""
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(_remove, path)
         yield
-    except BaseException:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-        raise
+        undo.pop_all()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _write_model(folder: Path, weights: Mapping[str, Tensor], model_folder: Path) -> None:
