@@ -1,6 +1,6 @@
 """Turns per second through one worker process, for an environment and a policy that cost nothing.
 
-    .venv/bin/python scripts/bench/env_plane.py [--turns 16] [--slots 64] [--seconds 5] [--rounds 3]
+    .venv/bin/python scripts/bench/env_plane.py [--turns 16] [--slots 64] [--seconds 5] [--rounds 3] [--pin 1]
     .venv/bin/python scripts/bench/env_plane.py --profile worker.prof    # where the worker's event loop spends its time
 
 The worker is the real one, `agentgym.worker.process.Worker` in a process of its own; this process is the coordinator's
@@ -8,7 +8,9 @@ end of its ZeroMQ socket, hands out leases and counts the turns of the episodes 
 `shared` plays in threads of the worker, `process` in an environment process per slot; `loop` calls the same
 environment and policy in a bare Python loop. "same" environments say the same 16 texts in every episode, "new" ones
 never say a text twice, so that no tokenizer cache helps. On a machine that does other things too, the rate per core
-of processor time is the one to read; in `process` it leaves the environments' own processes out.
+of processor time is the one to read; in `process` it leaves the environments' own processes out. Python's threads
+take turns on any number of cores: on two, half of their time goes into fetching what the other core has in its cache,
+which `--pin CORE` shows by keeping the worker on one (in `process` its environments' processes too).
 """
 
 import argparse
@@ -34,6 +36,8 @@ from agentgym.policy.scripted import SeededPolicy
 from agentgym.protocol import Drain, Lease, Ready, Welcome
 from agentgym.tiny_model import init_model
 from agentgym.wire import open_socket, pack, unpack
+
+WARMUP_SECONDS = 1.0
 
 
 class Nothing(Env):
@@ -81,7 +85,7 @@ def bare_loop(turns: int, seconds: float) -> float:
 
 
 def through_worker(
-    config: Config, folder: Path, seconds: float, warmup: float = 1.0, profile: str = ""
+    config: Config, folder: Path, seconds: float, *, profile: str = "", core: str = ""
 ) -> tuple[float, float]:
     """Return the turns per second of a worker, and the share of a core that it used for them."""
     address = f"ipc://{folder}/coordinator-{time.monotonic_ns()}"
@@ -91,17 +95,17 @@ def through_worker(
     with zmq.Context() as context, open_socket(context, zmq.ROUTER) as socket:
         socket.bind(address)
         worker = subprocess.Popen(
-            [sys.executable, __file__, "--worker", str(settings), address, profile],
+            [sys.executable, __file__, "--worker", str(settings), address, profile, core],
             env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         )
         try:
-            rate = _play(socket, worker.pid, seconds, warmup)
+            rate = _play(socket, worker.pid, seconds)
         finally:
             worker.wait(60)
     return rate
 
 
-def _play(socket: zmq.Socket[bytes], pid: int, seconds: float, warmup: float) -> tuple[float, float]:
+def _play(socket: zmq.Socket[bytes], pid: int, seconds: float) -> tuple[float, float]:
     """Hand out leases for a while, then end the worker."""
     numbers = itertools.count(1)
     begin: tuple[float, float] | None = None
@@ -118,7 +122,7 @@ def _play(socket: zmq.Socket[bytes], pid: int, seconds: float, warmup: float) ->
             fields = msgpack.unpackb(frames[2])["episode"]
             assert fields["end_reason"] == "terminated", fields["error"]
             turns += sum(len(t["turns"]) for t in fields["trajectories"])
-            warm = min(warm, time.monotonic() + warmup)
+            warm = min(warm, time.monotonic() + WARMUP_SECONDS)
         now = time.monotonic()
         if begin is None and now >= warm:
             begin, turns = (now, _cpu_seconds(pid)), 0
@@ -140,10 +144,12 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def run_worker(settings: Path, address: str, profile: str) -> None:
+def run_worker(settings: Path, address: str, profile: str, core: str) -> None:
     """Be the worker."""
     from agentgym.worker.process import Worker
 
+    if core:
+        os.sched_setaffinity(0, {int(core)})
     config = Config.model_validate(json.loads(settings.read_text()))
     profiler = cProfile.Profile() if profile else None
     if profiler is not None:
@@ -166,7 +172,8 @@ def main() -> None:
     parser.add_argument(
         "--profile", default="", help="write the profile of one shared measurement to this file"
     )
-    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--pin", default="", metavar="CORE", help="keep the worker on this core")
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         run_worker(Path(arguments.worker[0]), *arguments.worker[1:])
@@ -193,7 +200,10 @@ def main() -> None:
             if arguments.profile:
                 through_worker(config, folder, arguments.seconds, profile=arguments.profile)
                 return
-            rounds = [through_worker(config, folder, arguments.seconds) for _ in range(arguments.rounds)]
+            rounds = [
+                through_worker(config, folder, arguments.seconds, core=arguments.pin)
+                for _ in range(arguments.rounds)
+            ]
             rate, share = max(rounds)
             print(
                 f"{isolation:8} {'new' if new else 'same':5} {rate:12,.0f} turns/s with {share:.2f} cores for the "
