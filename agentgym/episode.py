@@ -120,12 +120,14 @@ class Trajectory:
         if self.routes is not None and (self.routes.ndim != 3 or len(self.routes) != K):
             raise IntegrityError(f"routes have shape {self.routes.shape} for {K} tokens; expected [K, L, k]")
         spans = np.zeros(K, dtype=np.bool_)
+        end = 0
         for turn in self.turns:
-            if not 0 <= turn.start < turn.end <= K or spans[turn.start : turn.end].any():
+            if not end <= turn.start < turn.end <= K:
                 raise IntegrityError(
-                    f"turn [{turn.start}, {turn.end}) is empty or does not fit into {K} tokens"
+                    f"turn [{turn.start}, {turn.end}) after {end} is empty or does not fit into {K} tokens"
                 )
-            spans[turn.start : turn.end] = True
+            end = turn.end
+            spans[turn.start : end] = True
         if not np.array_equal(spans, self.loss_mask):
             raise IntegrityError("the loss mask is not true exactly on the tokens of the turns")
 

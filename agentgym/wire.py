@@ -64,7 +64,7 @@ def pack(header: Header, arrays: Arrays | None = None, *, request_id: bytes = b"
     Raises:
         WireError: an array is of a dtype or a number of dimensions that no receiver takes.
     """
-    fields = dict(header)
+    fields = dict(header.__dict__)  # headers are flat: pydantic need not walk through them
     buffers = []
     if arrays:
         described = []

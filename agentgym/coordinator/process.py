@@ -270,7 +270,8 @@ class Coordinator:
         step = self._training.next
         if step is not None and (step.warmup or self._serving.models_are_there):
             self._training.open_groups(step)
-            self._update_servers()  # pools may have gone on to another snapshot
+            if self._dispatcher.pools.by_name:
+                self._update_servers()  # one may have gone on to another snapshot
             self._issue(now)
         self._store.drop(self._dispatcher.groups.take_dropped())
         for group in self._dispatcher.groups.to_score():
