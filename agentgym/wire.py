@@ -30,6 +30,8 @@ PROTOCOL_VERSION = 1
 MAX_HEADER_BYTES = 16 << 20
 MAX_FRAME_BYTES = 1 << 30
 """ZeroMQ drops the connection of a peer that sends a larger frame."""
+HEAD_FRAMES = 3
+"""Kind, request id and header; behind them come the arrays."""
 MAX_ARRAYS = 16
 MAX_DIMENSIONS = 4
 DTYPES = frozenset({"bool", "uint8", "uint16", "int32", "int64", "float32"})
@@ -84,14 +86,14 @@ def pack(header: Header, arrays: Arrays | None = None, *, request_id: bytes = b"
     return [header.kind.encode(), request_id, msgpack.packb(fields, unicode_errors="replace"), *buffers]
 
 
-def unpack(frames: Sequence[bytes], *, sender: bytes = b"") -> Packet:
+def unpack(frames: Sequence[bytes | memoryview], *, sender: bytes = b"") -> Packet:
     """Return the message in the frames (without the ROUTER's identity frame).
 
     Raises:
         WireError: too few frames, an unknown kind, a header that is not what its kind declares, or array
             frames that do not match the header.
     """
-    if len(frames) < 3:
+    if len(frames) < HEAD_FRAMES:
         raise WireError(f"a message has at least 3 frames (kind, request id, header); got {len(frames)}")
     kind = bytes(frames[0][:64]).decode("ascii", "replace")
     record = KINDS.get(kind)
@@ -107,7 +109,7 @@ def unpack(frames: Sequence[bytes], *, sender: bytes = b"") -> Packet:
         raise WireError(f"the header of a {kind!r} message is not msgpack: {error}") from error
     if not isinstance(fields, dict):
         raise WireError(f"the header of a {kind!r} message is a {type(fields).__name__}, not a map")
-    arrays = _arrays(kind, fields.pop("_arrays", []), frames[3:])
+    arrays = _arrays(kind, fields.pop("_arrays", []), frames[HEAD_FRAMES:])
     try:
         header = record.model_validate(fields)
     except ValidationError as error:
@@ -119,7 +121,7 @@ def unpack(frames: Sequence[bytes], *, sender: bytes = b"") -> Packet:
     return Packet(kind, bytes(frames[1]), header, arrays, sender)
 
 
-def _arrays(kind: str, described: Any, buffers: Sequence[bytes]) -> dict[str, NDArray[Any]]:
+def _arrays(kind: str, described: Any, buffers: Sequence[bytes | memoryview]) -> dict[str, NDArray[Any]]:
     if not isinstance(described, list) or len(described) != len(buffers) or len(buffers) > MAX_ARRAYS:
         raise WireError(
             f"a {kind!r} message has {len(buffers)} array frames, its header describes {described!r:.80}"
@@ -244,18 +246,26 @@ class Channel:
             if not empty:  # a handler that raises must not take the edge of the messages behind it along
                 self._schedule_drain()
 
+    def _frames(self) -> list[bytes | memoryview]:
+        """Receive a message; its arrays stay where ZeroMQ has put them."""
+        frames: list[bytes | memoryview] = [self._socket.recv(zmq.NOBLOCK)]
+        while self._socket.getsockopt(zmq.RCVMORE):
+            if len(frames) < HEAD_FRAMES:
+                frames.append(self._socket.recv(zmq.NOBLOCK))
+            else:
+                frames.append(self._socket.recv(zmq.NOBLOCK, copy=False).buffer.toreadonly())
+        return frames
+
     def _drain_some(self) -> bool:
         """Handle what has arrived, but let other callbacks run now and then; return whether nothing is left."""
         for _ in range(256):
             if self._socket.closed:
                 return True
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                sender = self._socket.recv(zmq.NOBLOCK) if self._routed else b""
+                frames = self._frames()
             except zmq.Again:
                 return True
-            sender = b""
-            if self._routed:
-                sender, *frames = frames
             try:
                 packet = unpack(frames, sender=sender)
             except WireError as error:
