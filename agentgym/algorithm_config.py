@@ -25,16 +25,39 @@ class AlgorithmConfig(Section):
     """Advantages and loss."""
 
     advantage: Literal[
-        "group_mean", "group_mean_std", "leave_one_out", "turn_group_mean", "turn_batch_mean"
+        "group_mean",
+        "group_mean_std",
+        "leave_one_out",
+        "dr_mas",
+        "turn_group_mean",
+        "turn_group_mean_std",
+        "turn_batch_mean",
+        "at_grpo",
+        "magrpo",
+        "rae",
     ] = "group_mean"
-    """A function of `agentgym.advantages`: whole plays compared in their group, or turns by their reward-to-go."""
+    """A function of `agentgym.advantages`. group_*, leave_one_out, dr_mas: whole plays of an agent compared in their
+    group; turn_*: turns by their reward-to-go; at_grpo, magrpo: turns of a team; rae: plays against a running
+    mean."""
     discount: Probability = 1.0
-    """turn_*: what a reward one turn later counts."""
+    """turn_*, at_grpo, magrpo: what a reward one turn later counts."""
+    team_weight: Weight = 1.0
+    """at_grpo: what the mean reward of the agents counts beside an agent's own."""
+    baseline_decay: Probability = 0.95
+    """rae: what the running mean keeps of itself after each play."""
+    overlong_buffer: Positive | None = None
+    """Tokens below `sampling.max_tokens` from which on the reward of an answer falls, linearly, until it is lower by
+    `overlong_penalty` at the limit. None: off."""
+    overlong_penalty: Weight = 1.0
+    """overlong_buffer: what an answer of `sampling.max_tokens` loses."""
     normalize_batch: bool = True
     """Divide the advantages of a step by their standard deviation over the step."""
-    loss_mean: Literal["token", "agent"] = "token"
-    """The loss of a step is the mean over its trained tokens, or the mean over its agents of the mean over their
-    tokens, so that a talkative agent does not dominate."""
+    loss_mean: Literal["token", "sequence", "constant", "agent"] = "token"
+    """The loss of a step is the mean over its trained tokens (token); over its samples of the mean over their
+    tokens (sequence) or of their sum divided by `loss_length` (constant); over its agents of the mean over their
+    tokens, so that a talkative agent does not dominate (agent)."""
+    loss_length: Positive | None = None
+    """loss_mean "constant": the tokens that a sum is divided by, the same for short and long samples."""
     loss: Literal["dppo_tv", "ppo_clip", "gspo", "cispo", "decoupled_ppo", "reinforce", "topr"] = "dppo_tv"
     """A name in `agentgym_trainers.losses.menu`."""
     updates: Positive = 2
@@ -80,7 +103,14 @@ class AlgorithmConfig(Section):
             raise ValueError(f"clip_low and clip_high go with {', '.join(CLIPS)}, not with loss = {loss!r}")
         if self.dual_clip is not None and loss not in ("ppo_clip", "decoupled_ppo"):
             raise ValueError(f"dual_clip goes with ppo_clip and decoupled_ppo, not with loss = {loss!r}")
+        if (self.loss_mean == "constant") != (self.loss_length is not None):
+            raise ValueError("loss_mean = 'constant' and loss_length go together; give both or neither")
         return self
+
+    @property
+    def regularized(self) -> bool:
+        """Whether tokens without an advantage are trained too."""
+        return self.entropy_coefficient > 0
 
     def clip_of(self, loss: str) -> tuple[float, float]:
         """Return how far the ratio of a loss may be from 1, below and above; infinities where it has no clip."""

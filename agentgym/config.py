@@ -81,6 +81,10 @@ class RolloutConfig(Section):
     """Versions that a trained token may be older than the weights it trains. 0: generation and training alternate."""
     group_timeout: Seconds = 120.0
     """Seconds after its first member finished until a group goes on with the members it has (2 or more)."""
+    max_filtered: Annotated[int, Field(ge=0)] = 0
+    """Groups of a step that others take the place of, because their plays compare as equal and teach nothing (DAPO's
+    dynamic sampling); what comes after that many is trained on as it is. 0: no group is left out. `episode/*` in
+    TensorBoard is about those that are trained on."""
     group_rewards: list[str] = Field(default=[])
     """Reward functions "module:function": (episodes of a group) -> [{agent: reward}, one dictionary per episode]."""
 
@@ -256,7 +260,17 @@ class Config(Section):
                 f"algorithm.advantage = {self.algorithm.advantage!r} compares the members of a group; "
                 "set rollout.group_size >= 2"
             )
+        if self.rollout.max_filtered and self.algorithm.advantage in ACROSS_GROUPS:
+            raise ValueError(
+                f"rollout.max_filtered leaves out groups whose plays compare as equal, but algorithm.advantage = "
+                f"{self.algorithm.advantage!r} does not compare them; set rollout.max_filtered = 0"
+            )
         sampling = self.sampling
+        if (self.algorithm.overlong_buffer or 0) > sampling.max_tokens:
+            raise ValueError(
+                f"algorithm.overlong_buffer = {self.algorithm.overlong_buffer} is more tokens than an answer may "
+                f"have: sampling.max_tokens = {sampling.max_tokens}"
+            )
         if self.run.steps and (sampling.temperature == 0 or sampling.top_p < 1 or sampling.top_k > 0):
             raise ValueError(
                 "the trainer compares log-probabilities over the whole vocabulary; for training set "

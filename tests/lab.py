@@ -225,6 +225,7 @@ def batch_message(episodes: Sequence[Episode], version: int) -> tuple[BatchHeade
         ],
         # With an entropy bonus, episodes without an advantage stay in the batch.
         algorithm=AlgorithmConfig(entropy_coefficient=1e-3),
+        max_tokens=64,
         warmup=False,
         version=version,
         max_staleness=0,

@@ -53,7 +53,9 @@ LAYERS = [
     "check.rules check.tool_rules check.worker_rules",
     "check.run",
     # the process that joins them
-    "advantages coordinator.groups coordinator.leases coordinator.lineup coordinator.peers coordinator.pools "
+    "advantages.returns",
+    "advantages.plays advantages.running advantages.shaping advantages.teams advantages.turns",
+    "advantages.menu coordinator.groups coordinator.leases coordinator.lineup coordinator.peers coordinator.pools "
     "coordinator.clock coordinator.schedule coordinator.segments coordinator.supervisor",
     "coordinator.store",
     "show coordinator.assemble coordinator.launch coordinator.scoring coordinator.serving",

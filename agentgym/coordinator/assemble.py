@@ -5,20 +5,29 @@ step starts from. Trajectories with nothing left to learn (all tokens too old, o
 entropy bonus is asked) are left out of the batch; the mean is still taken over the tokens of all trajectories.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym.advantages import ADVANTAGES, Floats
+from agentgym.advantages.menu import Baselines, estimate
+from agentgym.advantages.returns import Floats, Joint
+from agentgym.advantages.shaping import overlong
 from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.batch import Sample, concatenate, pack_microbatches
 from agentgym.coordinator.groups import Group
 from agentgym.coordinator.schedule import Step
 from agentgym.episode import Episode, Trajectory
+from agentgym.messages import AgentId
 from agentgym.protocol import BatchHeader
+
+ROUNDING = 1e-9
+"""Advantages closer to 0 are no preference."""
+NOTHING_YET: Baselines = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +38,19 @@ class Assembled:
     episodes: list[Episode]
     ages: NDArray[np.int32]
     """Of every sampled token of the trained policy, masked or not, in versions."""
+    baselines: Baselines
+    """What the advantages remember for the next step."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Play:
-    """One agent's part in one episode: its trajectories, and the advantages of its turns in order."""
+    """One agent's part in one episode."""
 
     trajectories: list[tuple[Trajectory, int]]
     """With their checksums."""
     rewards_T: Floats
+    """Of its turns in order, for the advantages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +63,47 @@ class _Scored:
 
 
 def assemble(
-    groups: Sequence[Group], *, algorithm: AlgorithmConfig, warmup: bool, version: int, max_staleness: int
+    groups: Sequence[Group],
+    *,
+    algorithm: AlgorithmConfig,
+    max_tokens: int,
+    warmup: bool,
+    version: int,
+    max_staleness: int,
+    baselines: Baselines = NOTHING_YET,
 ) -> Assembled:
-    """Return the samples of a step that starts from the weights `version`."""
+    """Return the samples of a step that starts from the weights `version`.
+
+    `max_tokens` is the limit of an answer, `baselines` what the step before remembered.
+    """
     members_B_G = [group.members for group in groups]
-    agents = dict.fromkeys(
-        agent for members in members_B_G for episode in members for agent in episode.agents
-    )
+    plays_B_G = [[_plays(episode, algorithm, max_tokens) for episode in members] for members in members_B_G]
+    advantages_B_G = _rewards(plays_B_G)  # supervised steps look at no advantage
+    if not warmup:
+        advantages_B_G, baselines = estimate(advantages_B_G, algorithm, baselines)
     # Newer weights than the step's own are of steps that were undone when the run was resumed.
     usable = None if warmup else (max(0, version - max_staleness), version)
-    scored = [row for agent in agents for row in _score(agent, members_B_G, algorithm, usable)]
+    scored = [
+        row
+        for agent in dict.fromkeys(agent for plays_G in plays_B_G for plays in plays_G for agent in plays)
+        for plays_G, advantages_G in zip(plays_B_G, advantages_B_G, strict=True)
+        for plays, advantages in zip(plays_G, advantages_G, strict=True)
+        if agent in plays
+        for row in _score(plays[agent], advantages[agent], usable)
+    ]
     scale = 1.0
     if algorithm.normalize_batch and not warmup and scored:
         values = np.concatenate([row.advantages[row.mask] for row in scored])
         deviation = float(values.std()) if len(values) else 0.0
         scale = deviation if deviation > 1e-6 else 1.0  # equal advantages, as of one play, have no spread
-    tokens_of: dict[str, int] = {}
-    for row in scored:
-        tokens_of[row.trajectory.agent] = tokens_of.get(row.trajectory.agent, 0) + int(row.mask.sum())
     fresh = [row for row in scored if row.mask.any()]
-    useful = fresh
-    if not warmup and algorithm.entropy_coefficient == 0:
-        useful = [row for row in fresh if row.advantages[row.mask].any()]
+    weights = _weights(fresh, algorithm)
+    useful = list(range(len(fresh)))
+    if not warmup and not algorithm.regularized:
+        useful = [n for n, row in enumerate(fresh) if row.advantages[row.mask].any()]
     samples = [
-        _sample(row, scale, _weight(row.trajectory.agent, tokens_of, algorithm))
-        for row in useful or fresh[:1]  # a step where all plays agree still counts as a step
+        _sample(fresh[n], scale, weights[n])
+        for n in useful or range(len(fresh))[:1]  # a step where all plays agree still counts as a step
     ]
     sampled = [row.trajectory.versions[row.trajectory.loss_mask] for row in scored]
     ages = (version - np.concatenate(sampled) if sampled and not warmup else np.zeros(0)).astype(np.int32)
@@ -84,7 +112,15 @@ def assemble(
         "zero_advantage_share": 1.0 - len(useful) / len(fresh) if fresh else 0.0,
         "stale_share": float(((ages > max_staleness) | (ages < 0)).mean()) if len(ages) else 0.0,
     }
-    return Assembled(samples, [episode for members in members_B_G for episode in members], ages, metrics)
+    episodes = [episode for members in members_B_G for episode in members]
+    return Assembled(samples, episodes, ages, baselines, metrics)
+
+
+def teaches(group: Group, algorithm: AlgorithmConfig, max_tokens: int) -> bool:
+    """Whether the plays of a group, compared with each other, give any turn an advantage."""
+    plays_G = [_plays(episode, algorithm, max_tokens) for episode in group.members]
+    (advantages_G,), _ = estimate(_rewards([plays_G]), algorithm, {})
+    return any((np.abs(a_T) >= ROUNDING).any() for advantages in advantages_G for a_T in advantages.values())
 
 
 def batch_of(
@@ -107,49 +143,70 @@ def batch_of(
     return header, concatenate(assembled.samples)
 
 
-def _score(
-    agent: str, members_B_G: list[list[Episode]], algorithm: AlgorithmConfig, usable: tuple[int, int] | None
-) -> list[_Scored]:
-    """Score an agent's trainable trajectories, against its own plays in the same step.
+def _plays(episode: Episode, algorithm: AlgorithmConfig, max_tokens: int) -> dict[AgentId, _Play]:
+    """Return the parts of the agents that are trained."""
+    plays = {}
+    for agent in episode.agents:
+        mine = [
+            (trajectory, crc)
+            for trajectory, crc in zip(episode.trajectories, episode.checksums, strict=True)
+            if trajectory.agent == agent and trajectory.trainable
+        ]
+        turns = [turn for trajectory, _ in mine for turn in trajectory.turns]
+        rewards_T = np.array([turn.reward for turn in turns])
+        if algorithm.overlong_buffer is not None:
+            rewards_T = rewards_T + overlong(
+                np.array([turn.end - turn.start for turn in turns], float),
+                longest=max_tokens,
+                buffer=algorithm.overlong_buffer,
+                penalty=algorithm.overlong_penalty,
+            )
+        if turns:
+            plays[agent] = _Play(mine, rewards_T)
+    return plays
+
+
+def _rewards(plays_B_G: list[list[dict[AgentId, _Play]]]) -> Joint:
+    return [
+        [{agent: play.rewards_T for agent, play in plays.items()} for plays in plays_G]
+        for plays_G in plays_B_G
+    ]
+
+
+def _score(play: _Play, advantages_T: Floats, usable: tuple[int, int] | None) -> list[_Scored]:
+    """Spread the advantages of turns over their tokens.
 
     `usable` are the oldest and the newest version that is trained; None: a warm-up.
     """
-    plays_B_G = [[play for episode in members if (play := _play(agent, episode))] for members in members_B_G]
-    plays_B_G = [plays for plays in plays_B_G if plays]
-    rewards_B_G_T = [[play.rewards_T for play in plays] for plays in plays_B_G]
-    if usable is None:
-        advantages_B_G_T = rewards_B_G_T  # supervised steps look at no advantage
-    else:
-        advantages_B_G_T = ADVANTAGES[algorithm.advantage](rewards_B_G_T, algorithm.discount)
     rows = []
-    for plays, advantages_G_T in zip(plays_B_G, advantages_B_G_T, strict=True):
-        for play, advantages_T in zip(plays, advantages_G_T, strict=True):
-            rest = iter(np.where(np.abs(advantages_T) < 1e-9, 0.0, advantages_T))  # rounding is no preference
-            for trajectory, crc in play.trajectories:
-                per_token = np.zeros(len(trajectory.tokens), np.float32)
-                for turn in trajectory.turns:
-                    per_token[turn.start : turn.end] = next(rest)
-                mask = trajectory.loss_mask
-                if usable is not None:
-                    mask = mask & (trajectory.versions >= usable[0]) & (trajectory.versions <= usable[1])
-                rows.append(_Scored(trajectory, crc, per_token, mask))
+    rest = iter(np.where(np.abs(advantages_T) < ROUNDING, 0.0, advantages_T))
+    for trajectory, crc in play.trajectories:
+        per_token = np.zeros(len(trajectory.tokens), np.float32)
+        for turn in trajectory.turns:
+            per_token[turn.start : turn.end] = next(rest)
+        mask = trajectory.loss_mask
+        if usable is not None:
+            mask = mask & (trajectory.versions >= usable[0]) & (trajectory.versions <= usable[1])
+        rows.append(_Scored(trajectory, crc, per_token, mask))
     return rows
 
 
-def _play(agent: str, episode: Episode) -> _Play | None:
-    mine = [
-        (trajectory, crc)
-        for trajectory, crc in zip(episode.trajectories, episode.checksums, strict=True)
-        if trajectory.agent == agent and trajectory.trainable
-    ]
-    rewards = [turn.reward for trajectory, _ in mine for turn in trajectory.turns]
-    return _Play(mine, np.array(rewards)) if rewards else None
-
-
-def _weight(agent: str, tokens_of: dict[str, int], algorithm: AlgorithmConfig) -> float:
-    if algorithm.loss_mean == "agent":
-        return 1.0 / (tokens_of[agent] * sum(count > 0 for count in tokens_of.values()))
-    return 1.0 / sum(tokens_of.values())
+def _weights(rows: Sequence[_Scored], algorithm: AlgorithmConfig) -> list[float]:
+    """Return the weight of each token of a row: what `algorithm.loss_mean` makes of the sum over all tokens."""
+    counts = [int(row.mask.sum()) for row in rows]
+    match algorithm.loss_mean:
+        case "sequence":
+            return [1.0 / (len(rows) * count) for count in counts]
+        case "constant":
+            assert algorithm.loss_length is not None
+            return [1.0 / (len(rows) * algorithm.loss_length) for _ in rows]
+        case "agent":
+            tokens_of: Counter[AgentId] = Counter()
+            for row, count in zip(rows, counts, strict=True):
+                tokens_of[row.trajectory.agent] += count
+            return [1.0 / (len(tokens_of) * tokens_of[row.trajectory.agent]) for row in rows]
+        case _:
+            return [1.0 / sum(counts) for _ in rows]
 
 
 def _sample(row: _Scored, scale: float, weight: float) -> Sample:

@@ -8,11 +8,13 @@ did: the same seed would fail again.
 import logging
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 from agentgym.config import Config
+from agentgym.coordinator.assemble import teaches
 from agentgym.coordinator.groups import Group, GroupBuffer
 from agentgym.coordinator.leases import LeaseTable, Ticket
 from agentgym.coordinator.lineup import EVERYBODY_ELSE, Lineups
@@ -68,7 +70,10 @@ class Dispatcher:
         self._failures_in_a_row = 0
         self._unscored_in_a_row = 0
         self.groups = GroupBuffer(
-            timeout=config.rollout.group_timeout, scored=bool(config.rollout.group_rewards)
+            timeout=config.rollout.group_timeout,
+            scored=bool(config.rollout.group_rewards),
+            max_filtered=config.rollout.max_filtered,
+            teaches=partial(teaches, algorithm=config.algorithm, max_tokens=config.sampling.max_tokens),
         )
         self.leases = LeaseTable(
             max_retries=config.coordinator.max_retries,

@@ -3,10 +3,12 @@
 A group is complete when each of its members has an episode or is given up. With fewer usable members than a
 comparison needs it is dropped and counted. A group whose first member has waited `timeout` seconds goes on with the
 members it has; the rest are not waited for. Where there are group rewards, a complete group is scored before it is
-ready.
+ready. A group that teaches nothing may be left out then: it is dropped at once, so that the next one can be opened
+in its place with newer weights, and a step waits for as many groups as ever.
 """
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agentgym.episode import Episode
@@ -40,15 +42,29 @@ class Group:
 class GroupBuffer:
     """Open groups, whose episodes are being played or scored, and ready ones, which wait for the trainer."""
 
-    def __init__(self, *, timeout: float, scored: bool = False) -> None:
-        """Make an empty buffer; `scored`: groups of two or more are ready only when `scored` says so."""
+    def __init__(
+        self,
+        *,
+        timeout: float,
+        scored: bool = False,
+        max_filtered: int = 0,
+        teaches: Callable[[Group], bool] = lambda group: True,
+    ) -> None:
+        """Make an empty buffer; `scored`: groups of two or more are ready only when `scored` says so.
+
+        Up to `max_filtered` groups that do not teach are dropped between two calls of `take`.
+        """
         self._timeout = timeout
         self._scored = scored
+        self._max_filtered = max_filtered
+        self._teaches = teaches
+        self._filtered = 0
         self._unscored: dict[int, Group] = {}
         self._open: dict[int, Group] = {}
         self._ready: deque[Group] = deque()
         self.counts: Counter[str] = Counter()
-        """opened, restored, ready, dropped, short (went on without all members), late (episodes of closed groups)."""
+        """opened, restored, ready, dropped, filtered (dropped because they taught nothing), short (went on without
+        all members), late (episodes of closed groups)."""
         self._dropped: list[int] = []
 
     @property
@@ -133,6 +149,7 @@ class GroupBuffer:
 
     def take(self, count: int) -> list[Group]:
         """Remove and return the `count` groups that have been ready for longest."""
+        self._filtered = 0
         return [self._ready.popleft() for _ in range(count)]
 
     def _close_if_complete(self, group: Group) -> None:
@@ -153,5 +170,10 @@ class GroupBuffer:
         self._dropped.append(group.group_id)
 
     def _make_ready(self, group: Group) -> None:
+        if group.size > 1 and self._filtered < self._max_filtered and not self._teaches(group):
+            self._filtered += 1
+            self.counts["filtered"] += 1
+            self._drop(group)
+            return
         self._ready.append(group)
         self.counts["ready"] += 1

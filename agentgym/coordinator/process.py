@@ -89,6 +89,7 @@ class Coordinator:
             reporter=reporter,
             send=self._send,
             done=first_step - 1,
+            state=state,
         )
         self._published: int | None = None
         self._progress = self._clock()

@@ -4,8 +4,11 @@ A step's groups count against the capacity until its weights are published, so t
 than `rollout.max_staleness` when it is trained; `assemble` masks what is older all the same.
 """
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
+from agentgym.advantages.menu import Baselines
 from agentgym.config import Config
 from agentgym.coordinator.assemble import Assembled, assemble, batch_of
 from agentgym.coordinator.dispatcher import Dispatcher
@@ -28,8 +31,9 @@ class Training:
         reporter: Report,
         send: Send,
         done: int,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Go on after step `done`; `send` sends a message to a peer."""
+        """Go on after step `done`, with the state of its checkpoint; `send` sends a message to a peer."""
         self._config = config
         self._dispatcher = dispatcher
         self._store = store
@@ -44,6 +48,7 @@ class Training:
         self._held = 0
         """Groups in training, or trained while their weights are not yet published."""
         self._asked = False
+        self._baselines: Baselines = (state or {}).get("baselines", {})
 
     @property
     def number(self) -> int | None:
@@ -98,9 +103,11 @@ class Training:
         assembled = assemble(
             groups,
             algorithm=self._config.algorithm,
+            max_tokens=self._config.sampling.max_tokens,
             warmup=step.warmup,
             version=self.done,
             max_staleness=self._config.rollout.max_staleness,
+            baselines=self._baselines,
         )
         if not assembled.samples:
             self._store.drop(ids)
@@ -111,10 +118,11 @@ class Training:
             step,
             microbatch_tokens=self._config.trainer.tokens_per_microbatch,
             checkpoint=self._checkpoint_due(step),
-            state=self._dispatcher.state(),
+            state={**self._dispatcher.state(), "baselines": dict(assembled.baselines)},
         )
         self._store.consume(step.number, ids, partial(self._send, header, trainer, arrays))
         self._current, self._asked = (step, assembled), False
+        self._baselines = assembled.baselines
         self._held += len(groups)
         self._reporter.batch_sent(step, assembled, self._dispatcher.ratings.tags(assembled.episodes))
         return True

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,17 +9,30 @@ from hypothesis import strategies as st
 
 from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.batch import Sample
-from agentgym.coordinator.assemble import Assembled, assemble
+from agentgym.coordinator.assemble import NOTHING_YET, Assembled, assemble, teaches
 from agentgym.coordinator.groups import Group
 
 
 def assembled(
-    *groups: Group, version: int = 0, max_staleness: int = 1, warmup: bool = False, **algorithm: Any
+    *groups: Group,
+    version: int = 0,
+    max_staleness: int = 1,
+    warmup: bool = False,
+    baselines: Mapping[str, float] = NOTHING_YET,
+    **algorithm: Any,
 ) -> Assembled:
     settings = AlgorithmConfig.model_validate(
         {"normalize_batch": False, "advantage": "group_mean", **algorithm}
     )
-    return assemble(groups, algorithm=settings, warmup=warmup, version=version, max_staleness=max_staleness)
+    return assemble(
+        groups,
+        algorithm=settings,
+        max_tokens=4,
+        warmup=warmup,
+        version=version,
+        max_staleness=max_staleness,
+        baselines=baselines,
+    )
 
 
 def turn_values(sample: Sample) -> list[float]:
@@ -144,6 +158,67 @@ def test_an_agent_mean_gives_every_agent_the_same_weight() -> None:
     assert by_agent[0] == pytest.approx(3 * by_agent[1])
 
 
+def test_a_sequence_mean_gives_every_sample_the_same_weight() -> None:
+    found = assembled(group_of(episode_of([1.0] * 3), episode_of([0.0])), loss_mean="sequence")
+    assert [float(sample.weights.sum()) for sample in found.samples] == pytest.approx([0.5, 0.5])
+
+
+def test_a_constant_length_lets_long_samples_weigh_more() -> None:
+    group = group_of(episode_of([1.0] * 3), episode_of([0.0]))
+    found = assembled(group, loss_mean="constant", loss_length=4)
+    # Two samples, each token 1 / (2 * 4): six tokens and two.
+    assert [float(sample.weights.sum()) for sample in found.samples] == pytest.approx([0.75, 0.25])
+
+
+@pytest.mark.parametrize("mean", ["token", "sequence", "agent"])
+def test_plays_that_are_left_out_count_in_every_mean(mean: str) -> None:
+    even = group_of(episode_of([1.0]), episode_of([1.0]), group=1)
+    found = assembled(group_of(episode_of([1.0]), episode_of([0.0])), even, loss_mean=mean)
+    assert (len(found.samples), total_weight(found)) == (2, pytest.approx(0.5))
+
+
+def test_answers_that_use_up_their_tokens_are_worth_less() -> None:
+    # The limit is 4 tokens: answers of 2 lose nothing, of 3 half of 0.4, of 4 all of it.
+    group = group_of(*(episode_of([1.0], answer=tokens) for tokens in (2, 3, 4)))
+    found = assembled(group, overlong_buffer=2, overlong_penalty=0.4)
+    values = [float(sample.advantages.max() + sample.advantages.min()) for sample in found.samples]
+    assert values == pytest.approx([0.2, -0.2], abs=1e-6)  # the middle one is exactly the mean
+    assert [episode.reward("agent") for episode in found.episodes] == [1.0] * 3
+
+
+def test_running_means_go_from_step_to_step_and_a_warm_up_leaves_them_alone() -> None:
+    settings = {"advantage": "rae", "baseline_decay": 0.5}
+    found = assembled(group_of(episode_of([4.0])), **settings)
+    assert found.baselines == {"agent": 2.0}
+    again = assembled(group_of(episode_of([4.0])), baselines=found.baselines, **settings)
+    assert [turn_values(sample) for sample in again.samples] == [[2.0]]
+    taught = assembled(group_of(episode_of([4.0])), baselines=found.baselines, warmup=True, **settings)
+    assert taught.baselines == {"agent": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "advantage", "expected"),
+    [
+        (([1.0], [0.0]), "group_mean", True),
+        (([1.0], [1.0]), "group_mean", False),
+        (([0.1, 0.2], [0.2, 0.1]), "group_mean", False),
+        (([0.1, 0.2], [0.2, 0.1]), "turn_group_mean", True),
+        (([1.0], [1.0]), "dr_mas", False),
+        (([1.0, 1.0], [2.0, 1.0]), "at_grpo", True),
+    ],
+)
+def test_a_group_teaches_where_its_advantages_are_not_all_zero(
+    rewards: tuple[list[float], list[float]], advantage: str, expected: bool
+) -> None:
+    settings = AlgorithmConfig.model_validate({"advantage": advantage})
+    assert teaches(group_of(*map(episode_of, rewards)), settings, max_tokens=4) is expected
+
+
+def test_only_trained_agents_teach() -> None:
+    plays = [episode_of(trajectories=[trajectory_of([r], trainable=False)]) for r in (0.0, 1.0)]
+    assert not teaches(group_of(*plays), AlgorithmConfig(), max_tokens=4)
+
+
 def test_an_agent_whose_tokens_are_all_too_old_does_not_count_in_the_agent_mean() -> None:
     plays = [
         episode_of(trajectories=[trajectory_of([r], agent="a", versions=5), trajectory_of([r], agent="b")])
@@ -189,8 +264,10 @@ def test_members_that_are_missing_are_not_compared_with() -> None:
         max_size=6,
     ),
     staleness=st.integers(0, 3),
-    mean=st.sampled_from(["token", "agent"]),
-    advantage=st.sampled_from(["group_mean", "leave_one_out", "turn_group_mean", "turn_batch_mean"]),
+    mean=st.sampled_from(["token", "sequence", "agent"]),
+    advantage=st.sampled_from(
+        ["group_mean", "dr_mas", "turn_group_mean", "turn_batch_mean", "at_grpo", "magrpo", "rae"]
+    ),
 )
 def test_checksums_survive_weights_sum_to_one_and_nothing_old_is_trained(
     plays: list[list[tuple[int, int]]], staleness: int, mean: str, advantage: str

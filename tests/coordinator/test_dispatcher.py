@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import config_of, episode_of, trajectory_of, within
 from hypothesis import settings
@@ -254,6 +255,33 @@ def test_a_resumed_run_plays_the_tasks_that_were_not_consumed_and_then_new_ones(
     # A task keeps its seed, whoever plays it.
     again = {lease.task_index: lease.seed for lease in issued(dispatcher, 5)}
     assert all(again.get(lease.task_index, lease.seed) == lease.seed for lease in leases)
+
+
+@pytest.mark.parametrize("max_filtered", [0, 4])
+def test_groups_that_are_left_out_make_nothing_older(max_filtered: int) -> None:
+    config = small_config()
+    rollout = config.rollout.model_copy(update={"max_filtered": max_filtered})
+    dispatcher = Dispatcher(config.model_copy(update={"rollout": rollout}))
+    step, rng = Schedule(config).step(1), np.random.default_rng(3)
+    opened: dict[int, int] = {}
+    ages, version, in_training, busy = [], 0, 0, 0
+    for _ in range(600):
+        dispatcher.top_up(step, steps_left=100, in_training=in_training)
+        assert dispatcher.groups.open + dispatcher.groups.ready + in_training <= step.capacity
+        if (lease := dispatcher.issue(WORKER, 0.0)) is not None:
+            opened.setdefault(lease.group_id, version)
+            reward = float(lease.member * (rng.random() < 0.5))  # half of the groups teach something
+            play = episode_of([reward], group=lease.group_id, member=lease.member)
+            dispatcher.take_in(lease.lease_id, WORKER, play, 0.0)
+        busy = max(0, busy - 1)
+        if in_training and not busy:
+            version, in_training = version + 1, 0
+        if not in_training and (groups := dispatcher.take(step)) is not None:
+            ages += [version - opened[group.group_id] for group in groups]
+            in_training, busy = len(groups), 2
+    assert max(ages) <= STALENESS
+    assert len(ages) % TASKS == 0
+    assert bool(dispatcher.groups.counts["filtered"]) == bool(max_filtered)
 
 
 class Life(RuleBasedStateMachine):

@@ -1,6 +1,6 @@
 from builders import episode_of
 
-from agentgym.coordinator.groups import GroupBuffer
+from agentgym.coordinator.groups import Group, GroupBuffer
 
 
 def buffer_of(*sizes: int, timeout: float = 10.0) -> GroupBuffer:
@@ -87,3 +87,40 @@ def test_the_tasks_that_no_step_consumed_are_known() -> None:
     assert buffer.pending_tasks() == [10, 11, 12]
     buffer.take(1)
     assert buffer.pending_tasks() == [10, 12]
+
+
+def differs(group: Group) -> bool:
+    return len({episode.reward("agent") for episode in group.members}) > 1
+
+
+def play(buffer: GroupBuffer, group: int, *rewards: float) -> None:
+    """Open a group and play its members."""
+    buffer.start(group, 10 + group, len(rewards))
+    for member, reward in enumerate(rewards):
+        buffer.add(episode_of([reward], group=group, member=member), 0.0)
+
+
+def test_groups_that_teach_nothing_are_dropped_at_once_and_counted() -> None:
+    buffer = GroupBuffer(timeout=10.0, max_filtered=5, teaches=differs)
+    play(buffer, 0, 1.0, 1.0)
+    play(buffer, 1, 1.0, 0.0)
+    assert (buffer.open, buffer.ready, buffer.counts["filtered"]) == (0, 1, 1)
+    assert buffer.take_dropped() == [0]
+    assert buffer.pending_tasks() == [11]
+    assert [group.group_id for group in buffer.take(1)] == [1]
+
+
+def test_no_more_groups_than_allowed_are_left_out_of_a_step() -> None:
+    buffer = GroupBuffer(timeout=10.0, max_filtered=2, teaches=differs)
+    for group in range(4):
+        play(buffer, group, 1.0, 1.0)
+    assert (buffer.ready, buffer.counts["filtered"]) == (2, 2)
+    buffer.take(2)
+    play(buffer, 4, 1.0, 1.0)
+    assert (buffer.ready, buffer.counts["filtered"]) == (0, 3)
+
+
+def test_a_play_that_is_compared_with_nothing_is_kept() -> None:
+    buffer = GroupBuffer(timeout=10.0, max_filtered=2, teaches=differs)
+    play(buffer, 0, 1.0)
+    assert buffer.ready == 1

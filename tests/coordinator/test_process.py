@@ -74,8 +74,10 @@ def test_a_resumed_run_goes_on_where_its_checkpoint_was(tmp_path: Path) -> None:
             "next_lease": 60,
             "pending_tasks": [7],
             "counts": {"ok": 5},
+            "baselines": {"agent": 8.0},
         }
-        async with play(small_run(), tmp_path, first_step=3, state=state) as cast:
+        config = small_run(algorithm={"advantage": "rae", "baseline_decay": 0.5})
+        async with play(config, tmp_path, first_step=3, state=state) as cast:
             worker, server, trainer = cast.worker(), cast.server(), cast.trainer()
             weights = str(cast.run.places.exchange / "weights-2.safetensors")
 
@@ -87,6 +89,8 @@ def test_a_resumed_run_goes_on_where_its_checkpoint_was(tmp_path: Path) -> None:
                 trainer.send(BatchRequest(step=3))
                 batch = await trainer.next(BatchHeader)
                 assert batch.state["step"] == 3
+                # From 8 over the rewards 0, 1, 0, 1, half of the way each time.
+                assert batch.state["baselines"] == {"agent": 1.125}
                 trainer.done(batch, cast.run.places.exchange)
                 await trainer.next(Drain)
 

@@ -172,6 +172,7 @@ def test_what_was_sampled_is_trained_exactly_once_behind_what_was_read(
     found = assemble(
         [group],
         algorithm=AlgorithmConfig(advantage="group_mean", normalize_batch=False),
+        max_tokens=32,
         warmup=False,
         version=len(rounds),
         max_staleness=len(rounds),

@@ -49,6 +49,7 @@ def samples_of(*episodes: Episode, version: int = 3, max_staleness: int = 1) -> 
     found = assemble(
         [group_of(*episodes)],
         algorithm=AlgorithmConfig(advantage="group_mean", normalize_batch=False),
+        max_tokens=32,
         warmup=False,
         version=version,
         max_staleness=max_staleness,
