@@ -9,6 +9,7 @@ FORMAT = "%(asctime)s %(levelname)-7s %(processName)s %(name)s: %(message)s"
 
 def setup_logging(process: str, *, file: Path | None = None, level: int = logging.INFO) -> None:
     """Send the log of this process to `file`, or to stderr without one."""
+    logging.raiseExceptions = False  # a full disk has an error of its own, not one for every line
     logging.basicConfig(
         level=level,
         format=FORMAT.replace("%(processName)s", process),

@@ -137,7 +137,6 @@ class Reporter:
                 "system/busy/engine": sum(engine) / len(engine) if engine else 0.0,
             }
         self._tensorboard.scalars(values, step.number - self._schedule.warmup_steps)
-        self._tensorboard.flush()
         last = self._schedule.phase_end(step.number)
         # In the warm-up steps are short: a line a second is enough.
         if not step.warmup or step.number == last or now - self._printed > 5.0:

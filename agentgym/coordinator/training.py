@@ -159,4 +159,4 @@ class Training:
         every = self._config.trainer.checkpoint_every
         # What a checkpoint covers can be removed from the disk.
         full = self._store.bytes_used > self._config.coordinator.max_store_gib * 2**30 / 2
-        return full or step.number == self.last or (learned >= 0 and learned % every == 0)
+        return full or step.number == self.last or learned % every == 0

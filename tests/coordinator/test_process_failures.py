@@ -150,7 +150,6 @@ def numbers_of(run: Run) -> dict[str, float]:
     """The latest numbers in the event files."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run.board.flush()
     events = EventAccumulator(str(run.places.tensorboard))
     events.Reload()
     return {tag: events.Scalars(tag)[-1].value for tag in events.Tags()["scalars"]}

@@ -1,3 +1,4 @@
+import resource
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from builders import episode_of, trajectory_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from agentgym.episode import EndReason, Episode
+from agentgym.errors import RunError
 from agentgym.metrics import episode_metrics, render_episode
 from agentgym.tensorboard import TensorBoard
 
@@ -126,12 +128,24 @@ def test_event_files_hold_numbers_distributions_and_texts(tmp_path: Path) -> Non
     assert metadata.plugin_data.plugin_name == "text"
 
 
-def test_numbers_are_there_after_a_flush(tmp_path: Path) -> None:
+def test_numbers_are_there_at_once(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path)
     board.scalars({"train/loss": 1.0}, 1)
-    board.flush()
     assert curve(read(tmp_path), "train/loss") == [(1, 1.0)]
     board.close()
+
+
+def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+    try:
+        with pytest.raises(RunError, match=r"events.out.* cannot be written: .*; go on with --resume"):
+            board.scalars({"train/loss": 1.0}, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    board.close()
+    assert read(tmp_path).Tags()["scalars"] == []
 
 
 @pytest.mark.parametrize("first", [-2, 0, 3])
