@@ -1,4 +1,4 @@
-"""The command line: `agentgym train | eval | check | play | show | list | init-model | serve | worker`.
+"""The command line: `agentgym train | eval | check | play | show | list | init-model | serve | worker | keys`.
 
 Nothing heavy is imported before the arguments are parsed, so that `--help` answers at once.
 """
@@ -28,6 +28,10 @@ EnvId = Annotated[str, typer.Argument(metavar="ID", help='An id, or "module:Clas
 EnvArguments = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Arguments of its constructor, as TOML.")
 ]
+KeyFolder = Annotated[
+    Path | None,
+    typer.Option("--keys", help="A folder of keys; by default the configuration's coordinator.keys."),
+]
 ParentPid = Annotated[int | None, typer.Option(help="End when this process is no longer the parent.")]
 
 
@@ -50,6 +54,7 @@ def train(
 def worker(
     config: Resolved,
     coordinator: Connect,
+    keys: KeyFolder = None,
     name: Annotated[str, typer.Option(help="How the worker is called in logs.")] = "worker",
     parent_pid: ParentPid = None,
 ) -> None:
@@ -57,12 +62,12 @@ def worker(
     from agentgym.config_file import load_config
     from agentgym.worker.process import main as run
 
-    run(load_config(config), name=name, coordinator=coordinator, parent_pid=parent_pid)
+    run(load_config(config), name=name, coordinator=coordinator, parent_pid=parent_pid, keys=keys)
 
 
 @app.command()
 def serve(
-    bind: Annotated[str, typer.Option(help="Where workers reach it: ipc://PATH or tcp://127.0.0.1:PORT.")],
+    bind: Annotated[str, typer.Option(help="Where workers reach it: ipc://PATH or tcp://HOST:PORT.")],
     model: Annotated[
         Path | None, typer.Option(help="A Hugging Face folder; by default the configuration's.")
     ] = None,
@@ -71,6 +76,7 @@ def serve(
         str, typer.Option(help="Which of the configuration's policies; by default the one that is trained.")
     ] = "",
     coordinator: Annotated[str | None, typer.Option(help="The coordinator's ZeroMQ address.")] = None,
+    keys: KeyFolder = None,
     name: Annotated[str, typer.Option(help="How the server is called in logs.")] = "server",
     parent_pid: ParentPid = None,
 ) -> None:
@@ -78,6 +84,7 @@ def serve(
     from agentgym.config import CoordinatorConfig, ServerConfig
     from agentgym.config_file import load_config
     from agentgym.errors import ConfigError
+    from agentgym.keys import load_keys
     from agentgym.log import setup_logging
     from agentgym.policy.server import run_server
 
@@ -102,7 +109,23 @@ def serve(
         parent_pid=parent_pid,
         heartbeat_interval=limits.heartbeat_interval,
         silence_timeout=limits.abandoned_after,
+        keys=load_keys(keys or limits.keys),
     )
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make, or to add clients to.")],
+    clients: Annotated[
+        list[str] | None, typer.Argument(metavar="[CLIENT]...", help="Names of other machines.")
+    ] = None,
+) -> None:
+    """Make keys for a run that spans several machines; a CLIENT gets a folder to be copied to its machine."""
+    from agentgym.keys import make_keys
+
+    for place in make_keys(folder, clients or []):
+        typer.echo(f"copy {place} to its machine, and start its workers with --keys")
+    typer.echo(f"{folder}: set coordinator.keys to it; who may connect is in {folder / 'allowed'}")
 
 
 @app.command()

@@ -129,6 +129,9 @@ class ServerConfig(Section):
 
     count: Positive = 1
     """Server processes."""
+    bind: str | None = Field(default=None, pattern=r"^tcp://[^*0].*:\*$")
+    """An address at which the workers of other machines reach the servers, "tcp://HOST:*"; each takes a free port.
+    None: this machine's alone."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
     """Of weights and activations; "auto": the model's own."""
     max_model_len: Positive = 512
@@ -159,8 +162,13 @@ class WorkersConfig(Section):
 
 
 class CoordinatorConfig(Section):
-    """Deadlines and retries."""
+    """Addresses, deadlines and retries."""
 
+    bind: str | None = Field(default=None, pattern=r"^tcp://.+:\d+$")
+    """An address for the workers of other machines, "tcp://HOST:PORT"; it needs `keys`. None: this machine's alone."""
+    keys: Path | None = None
+    """The folder that `agentgym keys` made. All connections of the run are then encrypted, and only keys of its list
+    are let in."""
     max_retries: Annotated[int, Field(ge=0)] = 3
     """Times an episode is issued again after its worker died or its play failed, before it is given up."""
     heartbeat_interval: Seconds = 1.0

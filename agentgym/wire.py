@@ -5,7 +5,8 @@ the header names their dtypes and shapes. There is no pickle: a header is valida
 `agentgym.protocol` declares for its kind, and anything else is a WireError that says what was wrong.
 
 `Channel` drains a plain pyzmq socket from an event-loop reader on its file descriptor; `zmq.asyncio` costs twice
-the CPU for a round trip. All socket options are set in `open_socket`, each with its reason.
+the CPU for a round trip. All socket options are set in `open_socket`, each with its reason. Sockets that are bound are
+doors (`agentgym.door`), those that connect are of an `open_context` with the keys of the run, if it has some.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from agentgym.errors import ConfigError, WireError
+from agentgym.keys import Keys
 from agentgym.protocol import KINDS, Header
 
 PROTOCOL_VERSION = 1
@@ -148,26 +150,46 @@ def _arrays(kind: str, described: Any, buffers: Sequence[bytes | memoryview]) ->
     return arrays
 
 
-def open_socket(context: zmq.Context[zmq.Socket[bytes]], socket_type: int) -> zmq.Socket[bytes]:
-    """Return a socket with the options that every socket of agentgym has."""
+Context = zmq.Context[zmq.Socket[bytes]]
+
+
+def open_context(keys: Keys | None = None) -> Context:
+    """Return a context; with `keys` its sockets connect only to the server of these keys, and encrypted."""
+    context: Context = zmq.Context()
+    for option, value in keys.client_options().items() if keys is not None else ():
+        context.setsockopt(option, value)  # what every socket of the context begins with
+    return context
+
+
+def open_socket(
+    context: Context, socket_type: int, *, queue: int = 10_000, silence: float = 20.0
+) -> zmq.Socket[bytes]:
+    """Return a socket with the options that every socket of agentgym has.
+
+    Args:
+        context: of `open_context`.
+        socket_type: ROUTER or DEALER.
+        queue: messages that may wait to be sent to one peer. More than its leases and requests can ever be: what is
+            beyond is an error on a DEALER socket, and lost on a ROUTER.
+        silence: seconds after which a peer that says nothing, not even to ZeroMQ's own pings, is disconnected; one
+            that has not finished its handshake after half of them is, too.
+    """
     socket = context.socket(socket_type)
-    # Bounded by leases and slots above; a peer that stops reading must not hold gigabytes here.
-    socket.setsockopt(zmq.SNDHWM, 100_000)
-    socket.setsockopt(zmq.RCVHWM, 100_000)
+    socket.setsockopt(zmq.SNDHWM, queue)
+    # What is not read yet waits at its sender, where leases and slots bound it; only a little of it comes here.
+    socket.setsockopt(zmq.RCVHWM, 1_000)
     # A closing process may lose what its peer no longer reads; it must never hang in close().
     socket.setsockopt(zmq.LINGER, 500)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-    # TCP peers that vanish without a FIN (power, cable) are noticed by ZMTP heartbeats.
-    socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20_000)
-    if socket_type == zmq.ROUTER:
-        # A peer that restarts under the same identity takes its place over.
-        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    # TCP peers that vanish without a FIN (power, cable), and those that stop in the middle of a message.
+    socket.setsockopt(zmq.HEARTBEAT_IVL, round(silence * 250))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(silence * 1000))
+    socket.setsockopt(zmq.HANDSHAKE_IVL, round(silence * 500))
     return socket
 
 
-def refuse_public_bind(address: str) -> None:
-    """Raise ConfigError for an address that other machines could reach; such sockets need keys."""
+def refuse_public_bind(address: str, *, keyed: bool = False) -> None:
+    """Raise ConfigError for an address that other machines could reach, unless there are keys for its socket."""
     scheme, _, rest = address.partition("://")
     if scheme in ("ipc", "inproc"):
         return
@@ -176,10 +198,12 @@ def refuse_public_bind(address: str) -> None:
         loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = False
-    if scheme != "tcp" or not loopback:
+    if scheme != "tcp" or not (loopback or keyed):
         raise ConfigError(
-            f"cannot bind {address!r}: only ipc:// and loopback tcp:// addresses can be bound, since the wire is "
-            "not encrypted yet; use an SSH tunnel to reach other hosts"
+            f"cannot bind {address!r}: without keys only ipc:// and loopback tcp:// addresses can be bound; "
+            "`agentgym keys DIR` makes keys, which coordinator.keys or --keys names"
+            if scheme == "tcp"
+            else f"cannot bind {address!r}: it is neither ipc://PATH nor tcp://HOST:PORT"
         )
 
 

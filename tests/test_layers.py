@@ -21,8 +21,9 @@ LAYERS = [
     "busy errors lifeline log memory messages protocol section weights",
     "algorithm_config policy_config",
     # records, settings, what crosses a socket
-    "config episode model registry spaces wire",
-    "batch busy config_file episode_codec metrics ratings tensorboard",
+    "config episode keys model registry spaces",
+    "wire",
+    "batch door busy config_file episode_codec metrics ratings tensorboard",
     "catalog episode_json",
     "episode_print",
     "evaluation.stats",
@@ -81,7 +82,7 @@ ALLOWED = {
     ),
     ("agentgym_envs", "agentgym_trainers"): "",
     ("agentgym_trainers", "agentgym"): (
-        "algorithm_config batch busy config config_file episode errors lifeline log model protocol weights wire"
+        "algorithm_config batch busy config config_file episode errors keys lifeline log model protocol weights wire"
     ),
     ("agentgym_trainers", "agentgym_envs"): "",
 }

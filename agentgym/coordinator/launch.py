@@ -76,7 +76,7 @@ def launch_all(supervisor: Supervisor, config: Config, places: Places, *, resume
 
             def server(name: str = name, policy: str = policy, starts: Iterator[int] = starts) -> list[str]:
                 # Each start binds an address of its own: messages for a dead server must not reach its successor.
-                address = f"ipc://{places.sockets}/{name}-{next(starts)}"
+                address = config.server.bind or f"ipc://{places.sockets}/{name}-{next(starts)}"
                 return ["agentgym", "serve", *common, "--policy", policy, "--name", name, "--bind", address]
 
             # vLLM leaves files behind when it is killed; there they go with the run.

@@ -96,7 +96,6 @@ class Coordinator:
         self._noticed = -1.0
         """The moment of progress since which it was said that the run waits."""
         self._next_heartbeat = 0.0
-        self._garbage_count = 0
         self._failure: RunError | None = None
 
     def stop_soon(self) -> None:
@@ -109,7 +108,7 @@ class Coordinator:
         Raises:
             RunError: the run cannot go on; the message names the first cause.
         """
-        self._channel = self._bind(self._places.coordinator, self._receive, self._garbage)
+        self._channel = self._bind(self._config, self._places.coordinator, self._receive, self._garbage)
         # A handler that fails would be logged and forgotten; it must end the run.
         asyncio.get_running_loop().set_exception_handler(self._unexpected)
         try:
@@ -237,7 +236,7 @@ class Coordinator:
         self._update_servers()
 
     def _garbage(self, sender: bytes, error: WireError) -> None:
-        self._garbage_count += 1
+        self._channel.counts["dropped"] += 1
         _logger.warning("dropped a message from %s: %s", sender.hex(), error)
         self._channel.send(Error(text=str(error)), to=sender)
 
@@ -297,7 +296,7 @@ class Coordinator:
             self._offer(step.number, header.weights)
         numbers = {
             "policy/version": float(self._published or 0),
-            "system/messages_dropped": float(self._garbage_count),
+            **{f"system/wire/{name}": float(count) for name, count in self._channel.counts.items()},
             **run_numbers(self._dispatcher, self._supervisor),
         }
         self._reporter.step_done(step, assembled, header, numbers)

@@ -4,21 +4,24 @@ A run has the real ones, which are the defaults here; a simulation brings others
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import zmq
 from numpy.typing import NDArray
 
+from agentgym.config import Config
 from agentgym.coordinator.assemble import Assembled
 from agentgym.coordinator.schedule import Step
 from agentgym.coordinator.store import EpisodeStore, StoredGroup
+from agentgym.door import Door
 from agentgym.episode import Episode
 from agentgym.errors import RunError, WireError
+from agentgym.keys import load_keys
 from agentgym.protocol import Header, StepDone
-from agentgym.wire import Arrays, Channel, Packet, open_socket, refuse_public_bind
+from agentgym.wire import Arrays, Packet
 
 OnPacket = Callable[[Packet], None]
 OnGarbage = Callable[[bytes, WireError], None]
@@ -33,7 +36,10 @@ class Send(Protocol):
 
 
 class Line(Protocol):
-    """The coordinator's end of the wire; `agentgym.wire.Channel` is one."""
+    """The coordinator's end of the wire; `agentgym.door.Door` is one."""
+
+    counts: Counter[str]
+    """What happened at it since the run began, for TensorBoard."""
 
     @property
     def closed(self) -> bool:
@@ -119,21 +125,18 @@ class Report(Protocol):
         ...
 
 
-class Bound(Channel):
-    """A channel of its own context, bound to an address."""
-
-    def __init__(self, address: str, on_packet: OnPacket, on_garbage: OnGarbage) -> None:
-        """Bind. Raises ConfigError for an address that other machines could reach."""
-        refuse_public_bind(address)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        socket = open_socket(self._context, zmq.ROUTER)
-        socket.bind(address)
-        super().__init__(socket, on_packet, on_garbage)
-
-    def close(self) -> None:
-        """Hang up; waits for what was sent to leave, as long as the sockets linger."""
-        super().close()
-        self._context.destroy()
+def open_door(config: Config, address: str, on_packet: OnPacket, on_garbage: OnGarbage) -> Door:
+    """Bind the coordinator's address, and the one for other machines if the configuration has one."""
+    settings = config.coordinator
+    return Door(
+        [address, *([settings.bind] if settings.bind else [])],
+        on_packet,
+        on_garbage,
+        keys=load_keys(settings.keys),
+        # Of a worker that does not read: a lease, its end, and what it is told besides until it counts as dead.
+        queue=1000 + 4 * config.workers.slots,
+        silence=settings.heartbeat_timeout,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,7 @@ class Surroundings:
 
     clock: Callable[[], float] = time.monotonic
     """Seconds, from any beginning."""
-    bind: Callable[[str, OnPacket, OnGarbage], Line] = Bound
+    bind: Callable[[Config, str, OnPacket, OnGarbage], Line] = open_door
     """Opens the coordinator's address."""
     open_store: Callable[[Path, Callable[[RunError], None]], Store] = EpisodeStore
     """Opens the store of a run directory, with what is told when nothing can be written."""

@@ -22,9 +22,11 @@ import zmq
 
 from agentgym.busy import BusyShare
 from agentgym.config import ServerConfig
+from agentgym.door import Door
 from agentgym.errors import AgentGymError, ModelError, PolicyError, RunError, WireError
+from agentgym.keys import Keys
 from agentgym.lifeline import die_with_parent
-from agentgym.policy.client import Sampling, ZmqContext
+from agentgym.policy.client import Sampling
 from agentgym.policy.link import CoordinatorLink
 from agentgym.protocol import (
     Abort,
@@ -39,7 +41,7 @@ from agentgym.protocol import (
     Loaded,
     LoadWeights,
 )
-from agentgym.wire import PROTOCOL_VERSION, Arrays, Channel, Packet, open_socket, refuse_public_bind
+from agentgym.wire import PROTOCOL_VERSION, Arrays, Packet, open_context, refuse_public_bind
 
 if TYPE_CHECKING:
     from agentgym.policy.engine import Engine
@@ -70,6 +72,7 @@ def run_server(
     coordinator: str | None = None,
     name: str = "server",
     parent_pid: int | None = None,
+    keys: Keys | None = None,
     heartbeat_interval: float = 1.0,
     silence_timeout: float = 600.0,
 ) -> None:
@@ -78,11 +81,12 @@ def run_server(
     Args:
         model: a Hugging Face folder.
         config: the `server` section.
-        bind: where workers reach it: an ipc:// or loopback tcp:// address; tcp port * takes a free one.
+        bind: where workers reach it, as in `agentgym.door.Door`.
         policy: the policy that it answers for.
         coordinator: the coordinator's address; None serves workers only.
         name: who it is in logs.
         parent_pid: end when this process is no longer the parent; None for servers started by hand.
+        keys: of the run, if it has some.
         heartbeat_interval: seconds.
         silence_timeout: seconds without a sign of the coordinator after which the server ends.
     """
@@ -99,6 +103,7 @@ def run_server(
             policy=policy,
             coordinator=coordinator,
             name=name,
+            keys=keys,
             heartbeat_interval=heartbeat_interval,
             silence_timeout=silence_timeout,
         )
@@ -113,18 +118,19 @@ async def serve(
     policy: str = "",
     coordinator: str | None = None,
     name: str = "server",
+    keys: Keys | None = None,
     heartbeat_interval: float = 1.0,
     silence_timeout: float = 600.0,
 ) -> None:
     """Start vLLM, answer requests, return when the server is drained.
 
     Raises:
-        ConfigError: `bind` can be reached from other machines.
+        ConfigError: `bind` cannot be bound, or other machines reach it and there are no keys.
         ModelError: the model folder cannot be served.
         RunError: vLLM's process died, or the coordinator fell silent.
     """
-    refuse_public_bind(bind)
-    context: ZmqContext = zmq.Context.instance()
+    refuse_public_bind(bind, keyed=keys is not None)
+    context = open_context(keys)
     link = None if coordinator is None else CoordinatorLink(coordinator, context)
     try:
         from agentgym.policy.engine import Engine
@@ -135,7 +141,7 @@ async def serve(
             link.tell(Error(text=str(error), fatal=True))
             link.close()
         raise
-    server = PolicyServer(engine, bind, context)
+    server = PolicyServer(engine, bind, keys)
     logger.info("%s serves %s at %s", name, model, server.address)
     try:
         await _until_drained(server, link, name, policy, heartbeat_interval, silence_timeout)
@@ -144,12 +150,13 @@ async def serve(
         if link is not None:
             link.close()
         engine.close()
+        context.destroy()
 
 
 class PolicyServer:
     """The ROUTER socket in front of an engine."""
 
-    def __init__(self, engine: "Engine", bind: str, context: ZmqContext) -> None:
+    def __init__(self, engine: "Engine", bind: str, keys: Keys | None = None) -> None:
         """Bind and answer from now on."""
         self._engine = engine
         self._tasks: dict[Key, asyncio.Task[None]] = {}
@@ -160,11 +167,9 @@ class PolicyServer:
         """Requests answered with a completion since the start."""
         self.garbage = 0
         """Messages that could not be read."""
-        socket = open_socket(context, zmq.ROUTER)
-        socket.bind(bind)
-        self.address: str = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._channel = Door([bind], self._on_packet, self._on_garbage, keys=keys)
+        (self.address,) = self._channel.addresses
         """Where workers reach it."""
-        self._channel = Channel(socket, self._on_packet, self._on_garbage)
 
     @property
     def engine(self) -> "Engine":
@@ -180,6 +185,7 @@ class PolicyServer:
             "tokens": float(self.generated),
             "requests": float(self.answered),
             "garbage": float(self.garbage),
+            **{f"wire/{name}": float(count) for name, count in self._channel.counts.items()},
             "version": float(self._engine.version),
         }
 

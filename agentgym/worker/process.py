@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import time
+from pathlib import Path
 
 import numpy as np
 import zmq
@@ -18,6 +19,7 @@ from agentgym.config import Config
 from agentgym.episode import turns_of
 from agentgym.episode_codec import encode_episode
 from agentgym.errors import AgentGymError, EnvError, RunError, WireError
+from agentgym.keys import Keys, load_keys
 from agentgym.lifeline import die_with_parent
 from agentgym.log import setup_logging
 from agentgym.memory import memory_gib
@@ -40,7 +42,7 @@ from agentgym.protocol import (
 )
 from agentgym.registry import EnvSpec, spec
 from agentgym.rewards import Rewards
-from agentgym.wire import PROTOCOL_VERSION, Channel, Packet, open_socket
+from agentgym.wire import PROTOCOL_VERSION, Channel, Packet, open_context, open_socket
 from agentgym.worker.pool import EnvPool, Host
 from agentgym.worker.rollout import Rollout, unplayed
 from agentgym.worker.seating import Seating, Served
@@ -51,11 +53,12 @@ _logger = logging.getLogger(__name__)
 class Worker:
     """Plays the leases it is given, `workers.slots` at once."""
 
-    def __init__(self, config: Config, *, name: str, coordinator: str) -> None:
+    def __init__(self, config: Config, *, name: str, coordinator: str, keys: Keys | None = None) -> None:
         """Prepare the worker; nothing is connected yet."""
         self._config = config
         self._name = name
         self._address = coordinator
+        self._keys = keys
         self._spec: EnvSpec = spec(config.env.id)
         self._rewards = Rewards.of(config.env, self._spec)
         tokenizers = {model: ChatTokenizer(model) for model in {config.model, *config.served.values()}}
@@ -88,8 +91,9 @@ class Worker:
         Raises:
             RunError: the coordinator refuses this worker, or has fallen silent.
         """
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        socket = open_socket(context, zmq.DEALER)
+        context = open_context(self._keys)
+        # A lease has an episode, a `ready` and its share of the heartbeats.
+        socket = open_socket(context, zmq.DEALER, queue=1000 + 4 * self._config.workers.slots)
         socket.connect(self._address)
         self._clients = {policy: PolicyClient(context=context) for policy in self._config.served}
         self._seating.served = {
@@ -240,8 +244,13 @@ class Worker:
                 self._channel.send(Ready(credits=1))
 
 
-def main(config: Config, *, name: str, coordinator: str, parent_pid: int | None) -> None:
-    """Run a worker until it is told to end; the body of `agentgym worker`."""
+def main(
+    config: Config, *, name: str, coordinator: str, parent_pid: int | None, keys: Path | None = None
+) -> None:
+    """Run a worker until it is told to end; the body of `agentgym worker`.
+
+    `keys` is a folder of keys; by default the configuration's.
+    """
     setup_logging(name)
     if parent_pid is not None:
         die_with_parent(parent_pid)
@@ -249,7 +258,8 @@ def main(config: Config, *, name: str, coordinator: str, parent_pid: int | None)
     random.seed(config.run.seed)
     np.random.seed(config.run.seed)
     try:
-        replace = asyncio.run(Worker(config, name=name, coordinator=coordinator).run())
+        known = load_keys(keys or config.coordinator.keys)
+        replace = asyncio.run(Worker(config, name=name, coordinator=coordinator, keys=known).run())
         status = EXIT_REPLACE if replace else 0
     except AgentGymError as error:
         _logger.error("%s: %s", type(error).__name__, error)

@@ -55,14 +55,13 @@ async def workload(ask: Ask, episodes: int) -> float:
 
 async def serve(model: Path, address: str, episodes: int) -> None:
     """Be the server's process; each line on standard input asks for one in-process run."""
-    import zmq
     from vllm.inputs import TokensPrompt
 
     from agentgym.policy.engine import Engine
     from agentgym.policy.server import PolicyServer
 
     engine = await Engine.start(model, ServerConfig())
-    server = PolicyServer(engine, address, zmq.Context.instance())
+    server = PolicyServer(engine, address)
     numbers = iter(range(10**9))
 
     async def ask(prompt: list[int], routes_start: int) -> list[int]:

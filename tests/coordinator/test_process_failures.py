@@ -141,7 +141,7 @@ def test_garbage_is_answered_and_the_run_goes_on(tmp_path: Path, frames: list[by
             assert not answer.fatal
             cast.start(worker.work("worker-1"), server.serve(), trainer.train(cast.run.places.exchange))
             await cast.everyone_is_done()
-            assert numbers_of(cast.run)["system/messages_dropped"] == 1.0
+            assert numbers_of(cast.run)["system/wire/dropped"] == 1.0
 
     within(30, scene())
 

@@ -374,6 +374,13 @@ def test_addresses_of_this_machine_may_be_bound(address: str) -> None:
     ["tcp://*:5", "tcp://0.0.0.0:5", "tcp://[::]:5", "tcp://10.0.0.1:5", "tcp://eth0:5", "tcp://localhost.example.com:5",
      "tcp://:5", "pgm://127.0.0.1:5", "udp://127.0.0.1:5", "127.0.0.1:5", ""],
 )  # fmt: skip
-def test_addresses_that_others_reach_may_not_be_bound(address: str) -> None:
-    with pytest.raises(ConfigError, match="only ipc:// and loopback tcp:// addresses can be bound"):
+def test_addresses_that_others_reach_may_not_be_bound_without_keys(address: str) -> None:
+    scheme_is_known = address.startswith("tcp://")
+    message = "without keys only ipc:// and loopback" if scheme_is_known else "neither ipc://PATH nor tcp://"
+    with pytest.raises(ConfigError, match=message):
         refuse_public_bind(address)
+
+
+@pytest.mark.parametrize("address", ["tcp://*:5", "tcp://[::]:5", "tcp://10.0.0.1:5", "tcp://eth0:5"])
+def test_with_keys_they_may(address: str) -> None:
+    refuse_public_bind(address, keyed=True)

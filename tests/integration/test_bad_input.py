@@ -164,7 +164,7 @@ def test_garbage_is_answered_and_counted_and_the_run_stops_on_request_and_goes_o
         assert any(line.startswith("done: reward ") for line in run.lines)
         assert not [line for line in run.lines if "Error" in line or "Traceback" in line]
     run_dir = tmp_path / "runs" / "run"
-    assert curves(run_dir)["system/messages_dropped"][-1] == (last - 100_000, 4)
+    assert curves(run_dir)["system/wire/dropped"][-1] == (last - 100_000, 4)
     assert (run_dir / "checkpoints" / "latest").read_text().strip() == f"step-{last:06d}"
 
     again = run_cli("train", "run.toml", cwd=tmp_path)

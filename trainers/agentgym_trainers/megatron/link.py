@@ -16,8 +16,9 @@ import zmq
 
 from agentgym.busy import BusyShare
 from agentgym.errors import WireError
+from agentgym.keys import Keys
 from agentgym.protocol import BatchHeader, Drain, Error, Header, Heartbeat
-from agentgym.wire import Packet, open_socket, pack, unpack
+from agentgym.wire import Packet, open_context, open_socket, pack, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class Link:
         *,
         heartbeat_interval: float,
         busy: BusyShare,
+        keys: Keys | None = None,
         on_silence: Callable[[str], None],
         silence: float,
     ) -> None:
@@ -48,7 +50,7 @@ class Link:
         self._outgoing: queue.SimpleQueue[Header | None] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe()
         # Made here, so that a wrong address fails here; from now on they are the thread's.
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = open_context(keys)
         self._socket = open_socket(self._context, zmq.DEALER)
         self._socket.connect(address)
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)

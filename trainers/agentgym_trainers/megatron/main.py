@@ -20,6 +20,7 @@ from agentgym.busy import BusyShare, forget_startup
 from agentgym.config import Config
 from agentgym.config_file import load_config
 from agentgym.errors import RunError
+from agentgym.keys import load_keys
 from agentgym.lifeline import die_with_parent
 from agentgym.log import setup_logging
 from agentgym.protocol import BatchHeader, BatchRequest, Drain, Error, Hello
@@ -103,6 +104,7 @@ def main(arguments: Sequence[str]) -> int:
         heartbeat_interval=config.coordinator.heartbeat_interval,
         busy=busy,
         silence=config.coordinator.abandoned_after,
+        keys=load_keys(config.coordinator.keys),
         on_silence=_end_now,
     )
     try:
