@@ -8,9 +8,11 @@ from agentgym.registry import EnvSpec
 
 
 def table(specs: Iterable[EnvSpec]) -> list[str]:
-    """Return a line for each environment: id, kind, scripted policies, what it is."""
-    rows = [(one.id, one.kind, ",".join(one.scripted) or "-", describe(one.entry_point)) for one in specs]
-    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    """Return a line for each environment: id, kind, isolation, scripted policies, what it is."""
+    rows = [
+        (one.id, one.kind, one.isolation, ",".join(one.scripted) or "-", describe(one.entry_point)) for one in specs
+    ]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
     return [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
         for row in rows
