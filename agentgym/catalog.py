@@ -10,7 +10,8 @@ from agentgym.registry import EnvSpec
 def table(specs: Iterable[EnvSpec]) -> list[str]:
     """Return a line for each environment: id, kind, isolation, scripted policies, what it is."""
     rows = [
-        (one.id, one.kind, one.isolation, ",".join(one.scripted) or "-", describe(one.entry_point)) for one in specs
+        (one.id, one.kind, one.isolation, ",".join(one.scripted) or "-", describe(one.entry_point))
+        for one in specs
     ]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
     return [

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from agentgym.errors import ModelError
 
-SUPPORTED = ("Qwen3MoeForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
+SUPPORTED = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
 """The architectures that the trainer can build and the policy server can update while it runs."""
 
 
@@ -62,11 +62,9 @@ def check_model(directory: Path) -> ModelInfo:
         )
     _check_weights(directory, config)
     read_chat_template(directory)
-    experts = (
-        int(config.get("num_experts") or config.get("num_local_experts") or 0)
-        if architectures[0] == "Qwen3MoeForCausalLM"
-        else 0
-    )
+    experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
+    if architectures[0] not in ("Qwen3MoeForCausalLM", "MixtralForCausalLM"):
+        experts = 0
     return ModelInfo(
         architecture=architectures[0],
         vocab_size=int(config["vocab_size"]),

@@ -1,7 +1,7 @@
 """A megatron-core model from the `config.json` of a Hugging Face folder.
 
-Supported: Qwen3MoeForCausalLM (every layer MoE), Qwen3ForCausalLM, LlamaForCausalLM, with tied or untied
-embeddings. A field whose value the model built here would not honour is refused by name.
+Supported: Qwen3MoeForCausalLM (every layer MoE), MixtralForCausalLM, Qwen3ForCausalLM, LlamaForCausalLM, with tied or
+untied embeddings. A field whose value the model built here would not honour is refused by name.
 """
 
 import json
@@ -16,7 +16,7 @@ from megatron.core.transformer import TransformerConfig
 from agentgym.errors import ModelError
 from agentgym_trainers.megatron.spec import Rope, layer_spec
 
-ARCHITECTURES = ("Qwen3MoeForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
+ARCHITECTURES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
 
 REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
@@ -28,6 +28,7 @@ REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
     "pretraining_tp": (1,),
     "quantization_config": (None,),
     "rope_scaling": (None,),
+    "router_jitter_noise": (0, 0.0),
     "use_sliding_window": (False, None),
 }
 """Fields that must have one of these values where they are present."""
@@ -67,6 +68,8 @@ def check_supported(fields: dict[str, Any]) -> None:
         )
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise ModelError("rope_parameters.partial_rotary_factor is not supported; it must be 1.0")
+    if names[0] == "MixtralForCausalLM" and fields.get("sliding_window") is not None:
+        raise ModelError(f"sliding_window = {fields['sliding_window']} is not supported; it must be null")
     other_layers = {kind for kind in fields.get("layer_types") or [] if kind != "full_attention"}
     if other_layers:
         raise ModelError(f"layer_types has {sorted(other_layers)}; only 'full_attention' is supported")
@@ -90,7 +93,12 @@ def transformer_config(fields: dict[str, Any], dtype: torch.dtype) -> Transforme
     moe: dict[str, Any] = {}
     try:
         if architecture == "Qwen3MoeForCausalLM":
-            moe = _moe_settings(fields)
+            # transformers 5 writes the second name.
+            experts = fields["num_experts"] if "num_experts" in fields else fields["num_local_experts"]
+            normalized = fields.get("norm_topk_prob", False)
+            moe = _moe_settings(fields, experts, fields["moe_intermediate_size"], normalized)
+        elif architecture == "MixtralForCausalLM":
+            moe = _moe_settings(fields, fields["num_local_experts"], fields["intermediate_size"], True)
         heads = fields["num_attention_heads"]
         shape = {
             "num_layers": fields["num_hidden_layers"],
@@ -106,7 +114,7 @@ def transformer_config(fields: dict[str, Any], dtype: torch.dtype) -> Transforme
     return TransformerConfig(
         **shape,
         **moe,
-        qk_layernorm=architecture != "LlamaForCausalLM",
+        qk_layernorm=architecture.startswith("Qwen3"),
         normalization="RMSNorm",
         gated_linear_unit=True,
         activation_func=F.silu,
@@ -128,15 +136,14 @@ def transformer_config(fields: dict[str, Any], dtype: torch.dtype) -> Transforme
     )
 
 
-def _moe_settings(fields: dict[str, Any]) -> dict[str, Any]:
+def _moe_settings(fields: dict[str, Any], experts: int, size: int, normalized: bool) -> dict[str, Any]:
     return {
-        # transformers 5 writes the second name.
-        "num_moe_experts": fields["num_experts"] if "num_experts" in fields else fields["num_local_experts"],
+        "num_moe_experts": experts,
         "moe_router_topk": fields["num_experts_per_tok"],
-        "moe_ffn_hidden_size": fields["moe_intermediate_size"],
+        "moe_ffn_hidden_size": size,
         # Gate weights that sum to 1 are the softmax over the chosen experts; otherwise it is over all of
         # them.
-        "moe_router_pre_softmax": not fields.get("norm_topk_prob", False),
+        "moe_router_pre_softmax": not normalized,
         "moe_router_dtype": "fp32",
         # Reinforcement learning keeps the balance that pretraining found.
         "moe_router_load_balancing_type": "none",
