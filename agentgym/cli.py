@@ -1,4 +1,4 @@
-"""The command line: `agentgym train | eval | check | play | show | list | init-model | serve | worker | keys`.
+"""The command line: `agentgym train | eval | check | play | show | list | init-model | upcycle | serve | worker | keys`.
 
 Nothing heavy is imported before the arguments are parsed, so that `--help` answers at once.
 """
@@ -139,6 +139,23 @@ def init_model(
 
     write(directory, preset, seed)
     typer.echo(f"{directory}: a random {preset} model, seed {seed}")
+
+
+@app.command()
+def upcycle(
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="A dense Llama or Qwen 3 model's folder.")],
+    target: Annotated[Path, typer.Argument(metavar="NEW_DIR", help="The folder to write.")],
+    experts: Annotated[int, typer.Option(help="Experts of every layer.")] = 8,
+    top_k: Annotated[int, typer.Option(help="Experts for each token.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of the router's random weights.")] = 1,
+) -> None:
+    """Write the mixture of experts that a dense model becomes; it computes the same until it is trained."""
+    from agentgym.upcycle import upcycle as write
+
+    write(source, target, experts=experts, top_k=top_k, seed=seed)
+    typer.echo(
+        f"{target}: {experts} experts in every layer, {top_k} for each token, each a copy of {source}'s"
+    )
 
 
 @app.command("list")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from agentgym.config import ServerConfig
 from agentgym.protocol import Drain, Error, Header, Heartbeat, Hello, Loaded, LoadWeights, Welcome
 from agentgym.tiny_model import init_model
+from agentgym.upcycle import upcycle
 from agentgym.wire import open_socket, pack, unpack
 
 H = TypeVar("H", bound=Header)
@@ -132,6 +133,31 @@ def moe_model(folder: Path) -> Path:
     return folder
 
 
+def mixtral_model(folder: Path) -> Path:
+    """A random Llama with a tied output layer, made by transformers and upcycled, with experts that differ."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    dense, same = folder / "dense", folder / "same"
+    init_model(dense)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=105,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(dense)
+    upcycle(dense, same, experts=4, top_k=2)
+    return perturbed(same, folder / "model", seed=7)
+
+
 def dense_tied_model(folder: Path) -> Path:
     """A random Qwen3 without experts and with a tied output layer, made by transformers."""
     import torch
@@ -196,3 +222,9 @@ def reference_routes(model: Path, ids: Sequence[int]) -> NDArray[np.int64]:
         layers = reference(torch.tensor([list(map(int, ids))]), output_router_logits=True).router_logits
     k = reference.config.num_experts_per_tok
     return torch.stack([layer.topk(k).indices.sort().values for layer in layers], 1).numpy()
+
+
+def same_routes(routes: NDArray[np.unsignedinteger], model: Path, ids: list[int], start: int = 0) -> bool:
+    """Whether routes are those of transformers from the token `start` on."""
+    expected = reference_routes(model, ids)[start:-1]
+    return np.array_equal(np.sort(routes.astype(np.int64), -1), expected)

@@ -34,7 +34,7 @@ LAYERS = [
     "tools wrappers.seated wrappers.single",
     "toolsets.calculator toolsets.mcp toolsets.python toolsets.sql wrappers.aec wrappers.parallel",
     # policies
-    "policy.client policy.scripted policy.template policy.vllm_plugin tiny_model",
+    "policy.client policy.scripted policy.template policy.vllm_plugin tiny_model upcycle",
     "policy.endpoint policy.link policy.suffix policy.vllm_worker",
     "policy.engine policy.tokens",
     "policy.patterns policy.server",

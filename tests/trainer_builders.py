@@ -18,7 +18,7 @@ from agentgym.protocol import BatchHeader
 from agentgym_trainers.losses.terms import Owners
 
 VOCABULARY, LAYERS, EXPERTS, TOPK = 64, 2, 8, 2
-ARCHITECTURES = ("Qwen3Moe", "Qwen3", "Llama")
+ARCHITECTURES = ("Qwen3Moe", "Mixtral", "Qwen3", "Llama")
 CPU = torch.device("cpu")
 
 
@@ -26,7 +26,10 @@ def write_hf_model(
     folder: Path, architecture: str, *, tied: bool = False, seed: int = 0, **fields: Any
 ) -> Path:
     """Save a random transformers model; weights are large enough for routers to disagree with each other."""
-    moe = {"num_experts": EXPERTS, "num_experts_per_tok": TOPK, "moe_intermediate_size": 32}
+    moe = {
+        "Qwen3Moe": {"num_experts": EXPERTS, "moe_intermediate_size": 32, "norm_topk_prob": True},
+        "Mixtral": {"num_local_experts": EXPERTS},
+    }
     settings = {
         "vocab_size": VOCABULARY,
         "hidden_size": 32,
@@ -38,7 +41,7 @@ def write_hf_model(
         "max_position_embeddings": 256,
         "initializer_range": 0.2,
         "tie_word_embeddings": tied,
-        **({"norm_topk_prob": True, **moe} if architecture == "Qwen3Moe" else {}),
+        **({"num_experts_per_tok": TOPK, **moe[architecture]} if architecture in moe else {}),
         **fields,
     }
     config = getattr(transformers, f"{architecture}Config")(**settings)

@@ -18,7 +18,7 @@ from policy_builders import (
     moe_model,
     perturbed,
     reference_logprobs,
-    reference_routes,
+    same_routes,
 )
 
 from agentgym.errors import PolicyError
@@ -48,11 +48,6 @@ def complete(
             client.close()
 
     return asyncio.run(ask())
-
-
-def same_routes(routes: np.ndarray, model: Path, ids: list[int], start: int = 0) -> bool:
-    expected = reference_routes(model, ids)[start:-1]
-    return np.array_equal(np.sort(routes.astype(np.int64), -1), expected)
 
 
 def test_logprobs_are_those_of_transformers(server: RunningServer):

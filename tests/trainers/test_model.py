@@ -86,7 +86,7 @@ def test_bfloat16_is_close_to_float32(hf_model: Callable[..., Path]):
         ("rope_scaling", {"rope_type": "llama3"}),
         ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4}),
         ("layer_types", ["full_attention", "sliding_attention"]),
-        ("architectures", ["MixtralForCausalLM"]),
+        ("architectures", ["DeepseekV3ForCausalLM"]),
     ],
 )
 def test_a_field_that_would_not_be_honoured_is_refused_by_name(field: str, value: object):

@@ -5,6 +5,8 @@
     down_proj                       -> linear_fc2
     mlp.gate                        -> mlp.router
 
+Mixtral calls the last four block_sparse_moe.experts.N.w1, w3 and w2, and block_sparse_moe.gate.
+
 Each entry of `layout` is one megatron-core parameter, the Hugging Face tensors it is made of, and the two
 functions between them, so that both directions come from the same table.
 """
@@ -32,9 +34,23 @@ class Entry:
     split: Callable[[Tensor], tuple[Tensor, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class MoeNames:
+    """What an architecture calls the parts of a layer with experts."""
+
+    block: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+MOE_NAMES = {"MixtralForCausalLM": MoeNames("block_sparse_moe", "w1", "w3", "w2")}
+"""By architecture; the others say it as `MoeNames` does by default."""
+
+
 def layout(model: GPTModel) -> Iterator[Entry]:
     """Yield how each parameter of the model is made of Hugging Face tensors."""
-    config = model.config
+    config, names = model.config, MOE_NAMES.get(model.architecture, MoeNames())
     yield _same("embedding.word_embeddings.weight", "model.embed_tokens.weight")
     for number in range(config.num_layers):
         ours, theirs = f"decoder.layers.{number}.", f"model.layers.{number}."
@@ -49,13 +65,15 @@ def layout(model: GPTModel) -> Iterator[Entry]:
                 )
         yield _same(ours + "pre_mlp_layernorm.weight", theirs + "post_attention_layernorm.weight")
         if config.num_moe_experts:
-            yield _same(ours + "mlp.router.weight", theirs + "mlp.gate.weight")
+            yield _same(ours + "mlp.router.weight", f"{theirs}{names.block}.gate.weight")
             for expert in range(config.num_moe_experts):
                 yield from _mlp(
-                    f"{ours}mlp.experts.local_experts.{expert}.", f"{theirs}mlp.experts.{expert}."
+                    f"{ours}mlp.experts.local_experts.{expert}.",
+                    f"{theirs}{names.block}.experts.{expert}.",
+                    names,
                 )
         else:
-            yield from _mlp(ours + "mlp.", theirs + "mlp.")
+            yield from _mlp(ours + "mlp.", theirs + "mlp.", names)
     yield _same("decoder.final_layernorm.weight", "model.norm.weight")
     if not model.share_embeddings_and_output_weights:
         yield _same("output_layer.weight", "lm_head.weight")
@@ -127,14 +145,14 @@ def _same(parameter: str, source: str) -> Entry:
     return Entry(parameter, (source,), lambda parts: parts[0], lambda weight: (weight,))
 
 
-def _mlp(ours: str, theirs: str) -> Iterator[Entry]:
+def _mlp(ours: str, theirs: str, names: MoeNames) -> Iterator[Entry]:
     yield Entry(
         ours + "linear_fc1.weight",
-        (theirs + "gate_proj.weight", theirs + "up_proj.weight"),
+        (f"{theirs}{names.gate}.weight", f"{theirs}{names.up}.weight"),
         torch.cat,
         lambda weight: weight.chunk(2),
     )
-    yield _same(ours + "linear_fc2.weight", theirs + "down_proj.weight")
+    yield _same(ours + "linear_fc2.weight", f"{theirs}{names.down}.weight")
 
 
 def _qkv(ours: str, theirs: str, groups: int, head_dim: int) -> Entry:

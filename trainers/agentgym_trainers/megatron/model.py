@@ -172,6 +172,7 @@ def build_model(fields: dict[str, Any], dtype: torch.dtype, device: torch.device
         rotary_base=theta,
         share_embeddings_and_output_weights=bool(fields.get("tie_word_embeddings", False)),
     )
+    model.architecture = fields["architectures"][0]
     model.rotary_pos_emb = Rope(
         kv_channels=config.kv_channels, rotary_percent=1.0, rotary_base=theta, use_cpu_initialization=True
     )

@@ -1,0 +1,43 @@
+"""A real vLLM with an upcycled Llama, which is a Mixtral with a tied output layer, against transformers."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from policy_builders import RunningServer, mixtral_model, perturbed, reference_logprobs, same_routes
+
+from agentgym.policy.client import Completion, PolicyClient, Sampling
+
+PROMPT = [2, 40, 41, 42, 1, 3, 50, 51, 52, 53, 1, 4]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("mixtral")
+    running = RunningServer(mixtral_model(folder), folder)
+    yield running
+    running.stop()
+
+
+async def answer(server: RunningServer) -> Completion:
+    client = PolicyClient([server.address])
+    try:
+        return await client.complete(PROMPT, Sampling(max_tokens=40), timeout=60.0)
+    finally:
+        client.close()
+
+
+def test_logprobs_and_routes_are_those_of_transformers_before_and_after_an_update(
+    server: RunningServer, tmp_path: Path
+):
+    for version, model in enumerate([server.model, perturbed(server.model, tmp_path / "v1", seed=1)]):
+        if version:
+            server.load(version, model)
+        found = asyncio.run(answer(server))
+        assert np.abs(found.logprobs - reference_logprobs(model, PROMPT, found.tokens)).max() <= 1e-5
+        assert found.versions.tolist() == [version] * 40
+        assert found.routes is not None
+        assert found.routes.shape[1:] == (2, 2)
+        assert same_routes(found.routes, model, [*PROMPT, *found.tokens.tolist()])
