@@ -1,4 +1,4 @@
-"""The command line: `agentgym train | eval | check | play | show | list | init-model | upcycle | serve | worker | keys`.
+"""The command line: `agentgym train | eval | check | play | show | list | init-model | upcycle | ...`.
 
 Nothing heavy is imported before the arguments are parsed, so that `--help` answers at once.
 """
