@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 import zmq
@@ -122,13 +123,15 @@ def _kill(pids: Mapping[int, str]) -> None:
 class RunningTrain:
     """A training that runs, and what it has said so far."""
 
-    def __init__(self, folder: Path, *arguments: str, scratch: Path | None = None) -> None:
-        """Start `agentgym train` in `folder`, whose temporary files go to `scratch`; use `running`."""
+    def __init__(
+        self, folder: Path, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Start `agentgym train` in `folder`; use `running`."""
         self.folder = folder
         self.process = subprocess.Popen(
             [*COMMAND, "train", *arguments],
             cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, **({"TMPDIR": str(scratch)} if scratch else {})},
+            env={**os.environ, **environment},
         )  # fmt: skip
         self.lines: list[str] = []
         """What it wrote to stdout and stderr, in the order of arrival."""
@@ -231,9 +234,11 @@ class RunningTrain:
 
 
 @contextmanager
-def running(folder: Path, *arguments: str, scratch: Path | None = None) -> Iterator[RunningTrain]:
-    """Start `agentgym train` in `folder`; at the end nothing of it is left."""
-    run = RunningTrain(folder, *arguments, scratch=scratch)
+def running(
+    folder: Path, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[RunningTrain]:
+    """Start `agentgym train` in `folder`, with some more of the environment; at the end nothing of it is left."""
+    run = RunningTrain(folder, *arguments, environment=environment)
     try:
         yield run
     finally:

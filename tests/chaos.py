@@ -1,0 +1,287 @@
+"""A run under fire, and the audit of what it leaves behind: `scripts/chaos.sh`, and a short one in the suite.
+
+    python tests/chaos.py [--seconds 660] [--gap 9] [--seed 1] [--folder DIR] [CONFIG] [section.key=value ...]
+
+At random times, which the seed determines, something of the run is killed, stopped (and later woken), fed nonsense,
+or finds its disk full. Where that ends the run it is started again with --resume. At last it is asked to stop in order,
+and its ledger, curves and checkpoint are looked at. Exit status 1 if a promise was broken.
+"""
+
+import argparse
+import os
+import random
+import re
+import resource
+import signal
+import sqlite3
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from chaos_audit import Finding, audit
+from processes import alive
+from runs import CONFIGS, RunningTrain, processes_in, running, wait_until_gone
+
+from agentgym.coordinator.store import FOLDER, LEDGER
+from agentgym.tiny_model import init_model
+from agentgym.wire import open_socket
+
+HANG = 300.0
+"""Seconds without a step after which the run counts as hanging."""
+LENIENT = [  # what a run must be told that is hit every few seconds
+    "coordinator.max_restarts=1000",
+    "coordinator.max_retries=1000",
+    "coordinator.heartbeat_timeout=8.0",
+    "coordinator.keep_episodes=10000000",
+    "rollout.group_timeout=600.0",
+    "trainer.checkpoint_every=5",
+]
+NONSENSE = (
+    [b"\x00\xff"],
+    [b"pickle", b"", b"\x80\x04K\x01."],
+    [b"episode", b"", b"\xc1" * 200],
+    [b"hello", b"", b"\x81\xa4role\xa6worker"],
+    [b"step_done", b"", b"\x82\xa4step\x01\xa7metrics\x80"],
+    [b"episode", b"", b"\x82\xa8lease_id\x01\xa7episode\x80", b"not described"],
+    [b""] * 50,
+)
+
+
+@dataclass
+class Fire:
+    """A run that is under fire."""
+
+    folder: Path
+    """Its working directory."""
+    arguments: list[str]
+    """Of `agentgym train`."""
+    rng: random.Random
+    done: Counter[str] = field(default_factory=Counter)
+    """Faults by kind."""
+    acknowledged: set[int] = field(default_factory=set)
+    """Leases whose episodes were in the ledger at some moment."""
+    ends: list[str] = field(default_factory=list)
+    """Last lines of runs that ended on their own and should not have."""
+    orphans: dict[int, str] = field(default_factory=dict)
+    """Processes that outlived a coordinator for long."""
+    exchanges: set[Path] = field(default_factory=set)
+    """The folders in shared memory that its runs had."""
+    terminal: list[str] = field(default_factory=list)
+    _asleep: dict[int, float] = field(default_factory=dict)
+    """When who is woken, by process id."""
+
+    @property
+    def scratch(self) -> Path:
+        """Where its processes put their temporary files."""
+        return self.folder / "tmp"
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory."""
+        (found,) = self.folder.glob("runs/*/config.json")
+        return found.parent
+
+    def rage(self, plan: Iterator[tuple[float | None, str]]) -> list[Finding]:
+        """Carry out a plan: after so many seconds, or after the next step where it says None, a fault."""
+        self.scratch.mkdir()
+        environment = {"TMPDIR": str(self.scratch)}
+        resume: list[str] = []
+        status: int | None = None
+        while status is None:
+            with running(self.folder, *self.arguments, *resume, environment=environment) as run:
+                status = self._attend(run, plan)
+                self.terminal += run.lines
+            self.orphans |= wait_until_gone(self.folder, 15.0)
+            resume = ["--resume"]
+        self.ends += [] if status == 0 else [f"ended at last with status {status}: {self.terminal[-1]}"]
+        return audit(self)
+
+    def _attend(self, run: RunningTrain, plan: Iterator[tuple[float | None, str]]) -> int | None:
+        """Harass a run until it ends; None: it is to be started again."""
+        self._asleep.clear()
+        run.wait_for(r"\d+/\d+ ", seconds=HANG)
+        self.exchanges.add(Path(run.argument("trainer", "--exchange")))
+        for pause, fault in plan:
+            self._pause(run, pause)
+            self._look_at_the_ledger()
+            if run.process.poll() is None:
+                sys.stderr.write(f"{time.strftime('%H:%M:%S')} {fault}\n")
+                FAULTS[fault][1](self, run)
+                self.done[fault] += 1
+            if run.process.poll() is not None:
+                if fault not in ENDS_THE_RUN:
+                    self.ends.append(run.lines[-1])
+                return None
+        self._wake(run, everybody=True)
+        steps = _steps(run)
+        _wait(run, lambda: _steps(run) >= steps + 2, HANG)  # it goes on
+        self._look_at_the_ledger()
+        run.process.send_signal(signal.SIGINT)
+        return run.wait(HANG)
+
+    def _pause(self, run: RunningTrain, seconds: float | None) -> None:
+        steps, since = _steps(run), time.monotonic()
+        while run.process.poll() is None:
+            passed = time.monotonic() - since
+            if passed > (seconds or 0.0) and (seconds is not None or _steps(run) > steps):
+                return
+            assert passed < HANG, f"no step within {HANG:g} s\n{run.report()}"
+            self._wake(run)
+            time.sleep(0.05)
+
+    def _look_at_the_ledger(self) -> None:
+        ledger = sqlite3.connect(f"file:{self.run_dir / FOLDER / LEDGER}?mode=ro", uri=True, timeout=30.0)
+        self.acknowledged.update(lease for (lease,) in ledger.execute("SELECT lease_id FROM episodes"))
+        ledger.close()
+
+    # ---------------------------------------------------------------- what can be done to a run
+
+    def pid(self, run: RunningTrain, role: str) -> int | None:
+        """Return a process of this role that is alive, or None."""
+        names = sorted(set(re.findall(rf"started ({role}\S*) \(pid", run.log("coordinator"))))
+        mine = processes_in(self.folder)
+        found = [pid for name in names if (pid := run.pid(name)) in mine and alive(pid)]
+        return self.rng.choice(found) if found else None
+
+    def kill(self, run: RunningTrain, role: str) -> None:
+        """Kill one of them."""
+        if (pid := self.pid(run, role)) is not None:
+            run.kill(pid)
+
+    def kill_engine(self, run: RunningTrain) -> None:
+        """Kill vLLM's own process behind a server."""
+        engines = [pid for pid, command in processes_in(self.folder).items() if "EngineCore" in command]
+        if engines:
+            run.kill(self.rng.choice(engines))
+
+    def kill_coordinator(self, run: RunningTrain) -> None:
+        """Kill the coordinator; all others must end by themselves."""
+        run.kill(run.process.pid)
+
+    def stop(self, run: RunningTrain, role: str) -> None:
+        """Stop one of them, for a time that the coordinator bears, or not."""
+        if (pid := self.pid(run, role)) is not None:
+            os.kill(pid, signal.SIGSTOP)
+            self._asleep[pid] = time.monotonic() + self.rng.choice([2.0, 20.0])
+
+    def stop_coordinator(self, run: RunningTrain) -> None:
+        """Stop the coordinator for longer than it would bear the silence of others, and wake it."""
+        os.kill(run.process.pid, signal.SIGSTOP)
+        time.sleep(10.0)
+        os.kill(run.process.pid, signal.SIGCONT)
+
+    def nonsense(self, run: RunningTrain) -> None:
+        """Send the coordinator what is no message, and messages that nobody may send."""
+        address = run.argument("trainer", "--coordinator")
+        with zmq.Context() as context, open_socket(context, zmq.DEALER) as socket:
+            socket.connect(address)
+            for _ in range(20):
+                frames = list(self.rng.choice(NONSENSE))
+                if self.rng.random() < 0.5:
+                    frames = [self.rng.randbytes(self.rng.randrange(300)) for _ in frames]
+                socket.send_multipart(frames)
+            socket.poll(5_000)
+
+    def fill_disk(self, run: RunningTrain, role: str) -> None:
+        """No file of a process grows any more; the run must end with an error that says so."""
+        pid = run.process.pid if role == "coordinator" else self.pid(run, role)
+        if pid is None:
+            return
+        before = len(run.lines)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        status = run.wait(HANG)
+        said = [line for line in run.lines[before:] if re.match(r"\w+Error: ", line)]
+        if status != 1 or len(said) != 1 or run.lines[-1] != said[0] or "RunError" not in said[0]:
+            self.ends.append(f"full disk of the {role}: status {status}, {run.lines[-1]}")
+
+    def _wake(self, run: RunningTrain, *, everybody: bool = False) -> None:
+        mine = processes_in(self.folder) if self._asleep else {}
+        for pid, when in list(self._asleep.items()):
+            if everybody or time.monotonic() > when:
+                del self._asleep[pid]
+                if pid in mine:
+                    os.kill(pid, signal.SIGCONT)
+
+
+def _steps(run: RunningTrain) -> int:
+    return sum(re.match(r"\s+\d+/\d+ ", line) is not None for line in run.lines)
+
+
+def _wait(run: RunningTrain, condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and run.process.poll() is None:
+        assert time.monotonic() < deadline, f"nothing came within {seconds:g} s\n{run.report()}"
+        time.sleep(0.05)
+
+
+FAULTS: dict[str, tuple[int, Callable[[Fire, RunningTrain], None]]] = {
+    "kill worker": (12, lambda fire, run: fire.kill(run, "worker")),
+    "kill server": (4, lambda fire, run: fire.kill(run, "server")),
+    "kill engine": (2, lambda fire, run: fire.kill_engine(run)),
+    "kill trainer": (3, lambda fire, run: fire.kill(run, "trainer")),
+    "kill coordinator": (3, lambda fire, run: fire.kill_coordinator(run)),
+    "stop worker": (3, lambda fire, run: fire.stop(run, "worker")),
+    "stop server": (2, lambda fire, run: fire.stop(run, "server")),
+    "stop trainer": (1, lambda fire, run: fire.stop(run, "trainer")),
+    "stop coordinator": (2, lambda fire, run: fire.stop_coordinator(run)),
+    "nonsense": (3, lambda fire, run: fire.nonsense(run)),
+    "full disk": (1, lambda fire, run: fire.fill_disk(run, "coordinator")),
+    "full disk of the trainer": (1, lambda fire, run: fire.fill_disk(run, "trainer")),
+}
+"""What can be done, and how often relative to each other."""
+ENDS_THE_RUN = {"kill coordinator", "full disk", "full disk of the trainer"}
+
+
+def at_random(rng: random.Random, seconds: float, gap: float) -> Iterator[tuple[float | None, str]]:
+    """Yield faults for so many seconds, `gap` apart in the mean."""
+    end = time.monotonic() + seconds
+    names, weights = list(FAULTS), [weight for weight, _ in FAULTS.values()]
+    while time.monotonic() < end:
+        yield rng.expovariate(1 / gap), rng.choices(names, weights)[0]
+
+
+def one_of_each(rng: random.Random, *faults: str) -> Iterator[tuple[float | None, str]]:
+    """Yield these faults in random order, each after the next step."""
+    yield from ((None, fault) for fault in rng.sample(faults, len(faults)))
+
+
+def report(fire: Fire, findings: list[Finding]) -> str:
+    """Return what was done and what was found, as two tables."""
+    lines = [f"{'fault':<26}{'times':>6}"]
+    lines += [f"{name:<26}{fire.done[name]:>6}" for name in FAULTS]
+    kills = sum(count for name, count in fire.done.items() if name.startswith("kill"))
+    lines += [f"{'kills / faults':<26}{kills:>6} / {fire.done.total()}", ""]
+    lines += [f"{'ok  ' if one.ok else 'FAIL'} {one.promise}: {one.detail}" for one in findings]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run the long version."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=660.0, help="how long faults come")
+    parser.add_argument("--gap", type=float, default=9.0, help="mean seconds between them")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=Path, help="for the run; by default a temporary one, which stays")
+    parser.add_argument("config", nargs="?", default=CONFIGS / "guess_number.toml", type=Path)
+    parser.add_argument("overrides", nargs="*", help="section.key=value")
+    settings = parser.parse_intermixed_args()
+    folder = (settings.folder or Path(tempfile.mkdtemp(prefix="chaos-"))).absolute()
+    init_model(folder / "runs" / "models" / "tiny-moe", "tiny-moe", 1)
+    arguments = [str(settings.config.absolute()), "run.steps=100000", *LENIENT, *settings.overrides]
+    rng = random.Random(settings.seed)
+    fire = Fire(folder, arguments, rng)
+    sys.stderr.write(f"in {folder}: agentgym train {' '.join(arguments)}\n")
+    findings = fire.rage(at_random(rng, settings.seconds, settings.gap))
+    sys.stdout.write(report(fire, findings) + "\n")
+    return 0 if all(finding.ok for finding in findings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

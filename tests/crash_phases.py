@@ -1,0 +1,174 @@
+"""Runs that are killed at every phase of a step and go on: a table of phase and outcome.
+
+    python tests/crash_phases.py [--folder DIR]
+
+The run is deterministic: a warm-up whose teacher plays one episode at a time. So a run that was killed and went on must
+end with the ledger, the weights and the optimizer of one that was left alone, to the last bit.
+"""
+
+import argparse
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runs import running, wait_until_gone, write_run
+
+from agentgym.coordinator.launch import latest_checkpoint
+from agentgym.coordinator.store import stored_episodes
+
+STEPS, EPISODES = 6, 4
+"""Steps of the run, a checkpoint after every second one; episodes of each."""
+HOOK = Path(__file__).with_name("crash")
+COORDINATOR, TRAINER = "train", "agentgym_trainers.megatron.main"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A moment of a step."""
+
+    name: str
+    point: str
+    """As in `crash/sitecustomize.py`, without the victim."""
+    victim: str
+    """itself or parent."""
+
+    @property
+    def victim_name(self) -> str:
+        """Who is killed."""
+        return "trainer" if self.point.startswith(TRAINER) and self.victim == "itself" else "coordinator"
+
+
+def _of_the_coordinator(name: str, point: str) -> Phase:
+    return Phase(name, f"{COORDINATOR} agentgym.coordinator.{point}", "itself")
+
+
+def _of_the_trainer(name: str, point: str, victim: str) -> Phase:
+    return Phase(name, f"{TRAINER} agentgym_trainers.megatron.{point}", victim)
+
+
+_IN_THE_TRAINER = (  # in step 4, whose checkpoint is the second
+    ("batch received, before the optimizer step", "trainer _update call 4"),
+    ("after the optimizer step", "step train_step return 4"),
+    ("checkpoint: weights written, optimizer not", "checkpoint _write_model return 2"),
+    ("checkpoint: written, without its name", "checkpoint _sync_tree return 2"),
+    ("checkpoint: named, latest is still the older", "checkpoint _point_latest call 2"),
+    ("checkpoint: done, nobody knows", "checkpoint save_checkpoint return 2"),
+)
+PHASES = (
+    _of_the_coordinator("a lease is out", "leases issue return 11"),
+    _of_the_coordinator("episode received, not written", "segments append call 11"),
+    _of_the_coordinator("episode written, not in the ledger", "segments sync return 11"),
+    _of_the_coordinator("in the ledger, not acknowledged", "store _write return 11"),
+    _of_the_coordinator("acknowledged", "store _call_all return 11"),
+    _of_the_coordinator("batch made, not marked as taken", "store consume call 3"),
+    *(_of_the_trainer(name, point, "parent") for name, point in _IN_THE_TRAINER),
+    _of_the_coordinator("step and checkpoint are done, not noted", "training finished call 4"),
+    _of_the_trainer("before the weights are published", "trainer publish call 1", "parent"),
+    _of_the_trainer("weights published, nobody knows", "trainer publish return 1", "parent"),
+    *(_of_the_trainer(name, point, "itself") for name, point in _IN_THE_TRAINER),
+    _of_the_trainer("weights published, nobody knows", "trainer publish return 1", "itself"),
+)
+
+
+def in_one_run() -> list[Phase]:
+    """Return some of the phases, each as soon as it comes, for a run that crosses one after the other."""
+    some = [*PHASES[:12:2], PHASES[16], PHASES[19]]
+    return [replace(phase, point=f"{phase.point.rpartition(' ')[0]} 1") for phase in some]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to."""
+
+    crossed: int
+    """Points at which it was killed."""
+    resumed: tuple[int, ...]
+    """Steps after which it went on."""
+    trained: tuple[tuple[int, int, int], ...]
+    """(step, task, member) of every episode that was trained."""
+    digest: str
+    """Of the final weights and the optimizer."""
+    lost: int
+    """Episodes that were in the ledger after a crash, and are not at the end."""
+
+
+def run_through(folder: Path, phases: Sequence[Phase]) -> Outcome:
+    """Make the run in an empty folder, and kill it at these phases, one after another."""
+    write_run(
+        folder, "odd_envs:Letters",
+        run={"name": "phases", "steps": 0},
+        warmup={"steps": STEPS, "episodes": EPISODES},
+        workers={"slots": 1},
+        trainer={"checkpoint_every": 2},
+    )  # fmt: skip
+    points = folder / "points"
+    points.write_text("".join(f"{phase.point} {phase.victim}\n" for phase in phases))
+    hook = {"CRASH_POINTS": str(points), "PYTHONPATH": f"{HOOK}:{os.environ.get('PYTHONPATH', '')}"}
+    run_dir = folder / "runs" / "phases"
+    seen: set[int] = set()
+    resumed: list[int] = []
+    for attempt in range(len(phases) + 1):
+        with running(folder, "run.toml", *(["--resume"] if attempt else []), environment=hook) as run:
+            status = run.wait()
+            resumed += [
+                int(line.split()[3]) for line in run.lines if line.startswith("  resumed after step ")
+            ]
+            report = run.report()
+        assert not wait_until_gone(folder, 10.0)
+        seen |= {stored.lease_id for stored in stored_episodes(run_dir)}
+        if status == 0:
+            break
+        assert status == -9, report
+    stored = list(stored_episodes(run_dir))
+    trained = sorted((s.step or 0, s.episode.task_index, s.episode.member) for s in stored)
+    checkpoint = latest_checkpoint(run_dir)
+    assert checkpoint.name == f"step-{STEPS:06d}", report
+    digest = hashlib.sha256((checkpoint / "model" / "model.safetensors").read_bytes())
+    digest.update((checkpoint / "optimizer.safetensors").read_bytes())
+    crossed = points.with_suffix(".crossed")
+    return Outcome(
+        crossed=len(crossed.read_text().splitlines()) if crossed.exists() else 0,
+        resumed=tuple(resumed),
+        trained=tuple(trained),
+        digest=digest.hexdigest(),
+        lost=len(seen - {s.lease_id for s in stored}),
+    )
+
+
+def main() -> int:
+    """Kill a run of its own at each phase, and print what became of them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, help="for the runs; by default a temporary one, which stays")
+    base = parser.parse_args().folder or Path(tempfile.mkdtemp(prefix="phases-"))
+    base.mkdir(parents=True, exist_ok=True)
+    whole = run_through(_folder(base, "whole"), [])
+    sys.stdout.write(f"{'killed when':<47}{'who':<13}{'on from step':<14}{'lost':<6}{'trained':<9}weights\n")
+    good = True
+    for number, phase in enumerate(PHASES):
+        outcome = run_through(_folder(base, f"{number:02d}"), [phase])
+        row = (
+            f"{phase.name:<47}{phase.victim_name:<13}"
+            f"{', '.join(map(str, outcome.resumed)) if outcome.crossed else 'not killed':<14}{outcome.lost:<6}"
+            f"{'same' if outcome.trained == whole.trained else 'OTHER':<9}"
+            f"{'same' if outcome.digest == whole.digest else 'OTHER'}"
+        )
+        sys.stdout.write(row + "\n")
+        sys.stdout.flush()
+        same = (outcome.trained, outcome.digest, outcome.lost) == (whole.trained, whole.digest, 0)
+        good = good and same and outcome.crossed == 1
+    return 0 if good else 1
+
+
+def _folder(base: Path, name: str) -> Path:
+    (base / name).mkdir()
+    return base / name
+
+
+if __name__ == "__main__":
+    sys.exit(main())
