@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from agentgym.algorithm_config import ACROSS_GROUPS, AlgorithmConfig
 from agentgym.policy_config import Choice, PolicyConfig, PolicyName, check_mapping, weights_of
 from agentgym.section import Positive, Probability, Seconds, Section
+from agentgym.simulation_config import SimulationConfig
 
 
 class RunConfig(Section):
@@ -242,6 +243,7 @@ class Config(Section):
     coordinator: CoordinatorConfig = CoordinatorConfig()
     warmup: WarmupConfig = WarmupConfig()
     tensorboard: TensorBoardConfig = TensorBoardConfig()
+    simulation: SimulationConfig = SimulationConfig()
 
     @model_validator(mode="after")
     def _cross_checks(self) -> "Config":

@@ -147,7 +147,8 @@ class Coordinator:
             else:
                 self._supervisor.heard(name)
                 self._known(name, packet, now)
-            self._pump()
+            if not isinstance(packet.header, Heartbeat):  # signs of life are many, and change nothing
+                self._pump()
         except WireError as error:
             self._garbage(packet.sender, error)
         except RunError as error:
@@ -280,10 +281,9 @@ class Coordinator:
             self._progress = now
 
     def _issue(self, now: float) -> None:
-        while (worker := self._peers.freest_worker()) is not None:
+        while self._dispatcher.leases.waiting and (worker := self._peers.freest_worker()) is not None:
             lease = self._dispatcher.issue(worker.identity, now)
-            if lease is None:
-                return
+            assert lease is not None
             worker.credits -= 1
             self._channel.send(lease, to=worker.identity)
 

@@ -1,0 +1,103 @@
+"""A simulated run: the real coordinator, supervisor and command lines, and simulated processes."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentgym.config import Config
+from agentgym.coordinator.launch import Places, launch_all
+from agentgym.coordinator.process import Coordinator
+from agentgym.coordinator.supervisor import Child, Supervisor
+from agentgym.coordinator.surroundings import Surroundings
+from agentgym.errors import RunError
+from agentgym.messages import SINGLE_AGENT, AgentId
+from agentgym.simulation.ledger import Ledger
+from agentgym.simulation.machine import Machine
+from agentgym.simulation.measure import Measurements
+from agentgym.simulation.processes import PROCESSES
+from agentgym.simulation.site import Site
+
+GOODBYE_SECONDS = 1.0
+
+
+class Cluster:
+    """A run in virtual time; belongs to the loop of `agentgym.simulation.clock.run_virtually`."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        *,
+        agents: Sequence[AgentId] = (),
+        coordinator: type[Coordinator] = Coordinator,
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+            config: its settings.
+            folder: for the names of its weight files, which are empty.
+            agents: of the environment; by default one.
+            coordinator: the class that is driven.
+        """
+        self._config = config
+        self._places = Places(folder / "run", folder / "sockets", folder / "exchange")
+        for place in (self._places.run, self._places.exchange):
+            place.mkdir(exist_ok=True)
+        self._agents = agents
+        self._make = coordinator
+        self.site = Site(config, agents or [SINGLE_AGENT], self._places.exchange)
+        self.ledger = Ledger()
+        self.measured = Measurements(self.site)
+        self.resumed = 0
+        """How often the trainer died and the run was resumed."""
+
+    async def run(self) -> None:
+        """Run to the last step; where the trainer dies, go on from its last checkpoint.
+
+        Raises:
+            RunError: the run cannot go on.
+        """
+        while True:
+            supervisor = self._supervisor()
+            self.coordinator = self._coordinator(supervisor)
+            launch_all(supervisor, self._config, self._places, resume=None)
+            try:
+                return await self.coordinator.run()
+            except RunError:
+                if not self._trainer.dead:
+                    raise
+                self.resumed += 1
+            finally:
+                await asyncio.sleep(GOODBYE_SECONDS)  # until everybody has heard that it is over
+                supervisor.stop(0.0)
+
+    def _coordinator(self, supervisor: Supervisor) -> Coordinator:
+        state = json.loads(json.dumps(self.site.checkpoint))  # as it would be read
+        return self._make(
+            self._config,
+            self._places,
+            supervisor=supervisor,
+            reporter=self.measured,
+            agents=self._agents,
+            first_step=int(state["step"]) + 1 if state else 1,
+            state=state,
+            surroundings=Surroundings(self.site.now, self.site.network.bind, self.ledger.open),
+        )
+
+    def _supervisor(self) -> Supervisor:
+        limits = self._config.coordinator
+        return Supervisor(
+            logs=self._places.logs,
+            start_timeout=limits.start_timeout,
+            silence_timeout=limits.heartbeat_timeout,
+            max_restarts=limits.max_restarts,
+            clock=self.site.now,
+            spawn=self._spawn,
+        )
+
+    def _spawn(self, child: Child, _log: Path) -> Machine:
+        machine = PROCESSES[child.role](child, self.site)
+        if child.role == "trainer":
+            self._trainer = machine
+        return machine

@@ -1,0 +1,82 @@
+"""What the simulated processes of a cluster share, and the numbers that are summed up over them."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from numpy.random import Generator
+
+from agentgym.config import Config
+from agentgym.messages import AgentId
+from agentgym.simulation.engine import Engine
+from agentgym.simulation.network import Network
+from agentgym.simulation.quantity import draw_of
+
+
+class Level:
+    """A number that goes up and down, and its sum over time."""
+
+    def __init__(self) -> None:
+        """Begin at 0, now."""
+        self._loop = asyncio.get_running_loop()
+        self._level, self._sum, self._since = 0, 0.0, self._loop.time()
+
+    def add(self, change: int) -> None:
+        """Change it from now on."""
+        self._sum, self._since, self._level = self.total(), self._loop.time(), self._level + change
+
+    def total(self) -> float:
+        """Return its integral over the seconds since the beginning."""
+        return self._sum + self._level * (self._loop.time() - self._since)
+
+
+class Site:
+    """Where the processes of a simulated cluster are; belongs to a running event loop."""
+
+    def __init__(self, config: Config, agents: Sequence[AgentId], exchange: Path) -> None:
+        """Make an empty site.
+
+        Args:
+            config: of the run.
+            agents: of the environment.
+            exchange: a folder for the names of weight files.
+        """
+        self.config = config
+        self.settings = config.simulation
+        self.agents = agents
+        self.exchange = exchange
+        self.now = asyncio.get_running_loop().time
+        """The clock."""
+        self.network = Network(draw_of(self.settings.latency), self.rng("network", 0))
+        self.engines: dict[str, Engine] = {}
+        """Of the policy servers, by address; those of dead ones are closed."""
+        self.playing = Level()
+        """Plays that go on."""
+        self.training = Level()
+        """1 while the trainer works."""
+        self.crashes: Counter[str] = Counter()
+        """By kind of process."""
+        self.ages: dict[int, Counter[int]] = {}
+        """By step: how many tokens of which age its batch trained, in versions; the last time that it was taken."""
+        self.checkpoint: dict[str, Any] | None = None
+        """What the coordinator's state was in the trainer's last one."""
+        self._pids = count(1)
+
+    def new_pid(self) -> int:
+        """Return the id of a new process."""
+        return next(self._pids)
+
+    def rng(self, name: str, number: int) -> Generator:
+        """Return a generator of its own for something that has a name and a number."""
+        return np.random.default_rng([self.config.run.seed, crc32(name.encode()), number])
+
+    def work(self) -> float:
+        """Return the tokens that all policy servers have sampled, with what prompts cost."""
+        for engine in self.engines.values():
+            engine.look()
+        return sum(engine.work for engine in self.engines.values())

@@ -1,0 +1,101 @@
+"""Whole runs in virtual time, and what must hold in each of them."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from builders import config_of
+
+from agentgym.config import Config
+from agentgym.coordinator.process import Coordinator
+from agentgym.protocol import Ack, Header, Lease
+from agentgym.simulation.clock import run_virtually
+from agentgym.simulation.cluster import Cluster
+
+CLUSTER: dict[str, Any] = {
+    "run": {"steps": 12},
+    "env": {"episode_timeout": 3600.0},
+    "sampling": {"max_tokens": 8192},
+    "server": {"count": 2, "max_model_len": 65536},
+    "workers": {"count": 10, "slots": 8},
+    "rollout": {"tasks_per_step": 5, "group_size": 4, "max_staleness": 1, "group_timeout": 1e6},
+    "trainer": {"checkpoint_every": 4},
+    "coordinator": {"max_restarts": 10_000, "step_timeout": 7200.0},
+    "simulation": {
+        "turns": "pareto(4, 1.6)",
+        "answer_tokens": "pareto(80, 1.4)",
+        "prompt_tokens": 20,
+        "tokens_per_second": 100.0,
+        "load_seconds": "lognormal(1, 0.5)",
+        "start_seconds": "lognormal(5, 0.5)",
+        "latency": "lognormal(0.005, 1)",
+    },
+}
+"""A small cluster with heavy tails; nothing dies, no episode is cut and no group goes on without a member."""
+
+
+def cluster_of(**sections: Any) -> Config:
+    """The configuration above with other values."""
+    merged = {name: {**CLUSTER.get(name, {}), **sections.get(name, {})} for name in {*CLUSTER, *sections}}
+    return config_of(**merged)
+
+
+@dataclass
+class Simulated:
+    """A run that is over."""
+
+    config: Config
+    cluster: Cluster
+    leases: Counter[tuple[int, int]]
+    """How often which lease was given, by how often the run had been resumed and the id."""
+    acknowledged: Counter[tuple[int, int]]
+
+    @property
+    def ages(self) -> Counter[int]:
+        """How many tokens of which age the trainer got."""
+        return sum(self.cluster.site.ages.values(), Counter[int]())
+
+
+def simulated(config: Config, folder: Path, *, coordinator: type[Coordinator] = Coordinator) -> Simulated:
+    """Run a configuration to its end."""
+
+    async def scene() -> Simulated:
+        cluster = Cluster(config, folder, coordinator=coordinator)
+        seen = Simulated(config, cluster, Counter(), Counter())
+
+        def watch(_time: float, _peer: bytes, header: Header) -> None:
+            match header:
+                case Lease():
+                    seen.leases[cluster.resumed, header.lease_id] += 1
+                case Ack():
+                    seen.acknowledged[cluster.resumed, header.lease_id] += 1
+
+        cluster.site.network.watchers.append(watch)
+        await cluster.run()
+        return seen
+
+    return run_virtually(scene())
+
+
+def broken(run: Simulated, *, max_staleness: int) -> set[str]:
+    """Return the names of the invariants that a run broke."""
+    rollout, ledger = run.config.rollout, run.cluster.ledger
+    found = set()
+    if max(run.ages) > max_staleness or min(run.ages) < 0:
+        found.add("no trained token is older than the bound")
+    # After a step its own groups still count, until its weights are published.
+    if max(map(sum, run.cluster.measured.queues)) > max_staleness * rollout.tasks_per_step:
+        found.add("open and ready groups are bounded")
+    consumed = [entry for entry in ledger.entries.values() if entry.step is not None]
+    steps = Counter(entry.step for entry in consumed)
+    if steps != {number: rollout.tasks_per_step for number in range(1, run.config.run.steps + 1)}:
+        found.add("every step takes its groups")
+    if len({entry.group.task_index for entry in ledger.entries.values()}) < len(ledger.entries):
+        found.add("every task is consumed by one step")
+    stored = [lease for entry in ledger.entries.values() for lease in entry.leases.values()]
+    if ledger.replaced or len(set(stored)) < len(stored) or max(run.leases.values()) > 1:
+        found.add("every episode is of a lease of its own")
+    if max(run.acknowledged.values()) > 1:
+        found.add("an episode is acknowledged once")
+    return found

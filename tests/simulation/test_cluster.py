@@ -1,0 +1,105 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated import Simulated, broken, cluster_of, simulated
+
+from agentgym.coordinator.process import Coordinator
+from agentgym.coordinator.schedule import Schedule, Step
+from agentgym.errors import RunError
+
+CRASHES = {"worker_crashes": 40.0, "server_crashes": 20.0, "trainer_crashes": 40.0, "failed_plays": 0.03}
+
+
+def test_the_same_seed_gives_the_same_messages_at_the_same_times(tmp_path: Path) -> None:
+    def trace(seed: int, **settings: float) -> int:
+        config = cluster_of(run={"seed": seed, "steps": 6}, simulation=settings)
+        return simulated(config, tmp_path).cluster.site.network.trace
+
+    assert trace(1, **CRASHES) == trace(1, **CRASHES)
+    assert len({trace(1), trace(2), trace(1, **CRASHES)}) == 3
+
+
+def test_no_trained_token_is_too_old_in_10000_episodes_of_500_workers_that_die(tmp_path: Path) -> None:
+    config = cluster_of(
+        run={"steps": 50},
+        rollout={"tasks_per_step": 25, "group_size": 8, "max_staleness": 2},
+        workers={"count": 500, "slots": 2},
+        server={"count": 8},
+        coordinator={"heartbeat_interval": 5.0},
+        simulation={"tokens_per_second": 500.0, "worker_crashes": 2.0, "server_crashes": 10.0},
+    )
+    run = simulated(config, tmp_path)
+    site, leases = run.cluster.site, run.cluster.coordinator._dispatcher.leases
+    assert broken(run, max_staleness=2) == set()
+    assert set(run.ages) == {0, 1, 2}
+    assert run.cluster.measured.masked  # heavy tails make some tokens too old
+    assert sum(run.cluster.measured.masked.values()) > 0
+    stored = sum(len(entry.leases) for entry in run.cluster.ledger.entries.values())
+    assert stored >= 10_000
+    assert site.crashes["SimulatedWorker"] >= 100
+    counts = leases.counts
+    assert counts["taken_back"] > 0
+    assert counts["issued"] == counts["finished"] + counts["taken_back"] + leases.playing
+
+
+def test_without_staleness_every_token_is_of_the_weights_that_it_trains(tmp_path: Path) -> None:
+    run = simulated(cluster_of(rollout={"max_staleness": 0}, simulation={"worker_crashes": 40.0}), tmp_path)
+    assert broken(run, max_staleness=0) == set()
+    assert set(run.ages) == {0}
+    assert set(run.cluster.measured.masked.values()) == {0.0}
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_deaths_of_all_kinds_lose_nothing_and_train_nothing_twice(tmp_path: Path, seed: int) -> None:
+    config = cluster_of(
+        run={"seed": seed, "steps": 30},
+        rollout={"group_timeout": 60.0, "max_staleness": 1 + seed % 3},
+        env={"episode_timeout": 120.0},
+        simulation=CRASHES,
+    )
+    run = simulated(config, tmp_path)
+    assert broken(run, max_staleness=1 + seed % 3) == set()
+    assert run.cluster.site.crashes.keys() == {"SimulatedWorker", "SimulatedServer", "SimulatedTrainer"}
+    assert run.cluster.resumed >= 1
+
+
+class Generous(Schedule):
+    """Opens one group more than it may."""
+
+    def step(self, number: int) -> Step:
+        step = super().step(number)
+        return replace(step, capacity=step.capacity + 1)
+
+
+class GenerousCoordinator(Coordinator):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._training._schedule = Generous(self._config)
+
+
+def test_a_capacity_that_is_one_too_large_is_noticed(tmp_path: Path) -> None:
+    run = simulated(cluster_of(), tmp_path, coordinator=GenerousCoordinator)
+    assert broken(run, max_staleness=1) == {"open and ready groups are bounded"}
+    assert broken(simulated(cluster_of(), tmp_path), max_staleness=1) == set()
+
+
+def test_a_staleness_that_is_one_too_large_is_noticed(tmp_path: Path) -> None:
+    run = simulated(cluster_of(rollout={"max_staleness": 2}), tmp_path)
+    assert "no trained token is older than the bound" in broken(run, max_staleness=1)
+
+
+def test_where_all_episodes_are_alike_the_capacity_alone_keeps_tokens_young(tmp_path: Path) -> None:
+    even = {"turns": 4, "answer_tokens": 50, "env_seconds": 0.1, "load_seconds": 1, "latency": 0.001}
+
+    def masked(run: Simulated) -> float:
+        return sum(run.cluster.measured.masked.values())
+
+    assert masked(simulated(cluster_of(server={"count": 1}, simulation=even), tmp_path)) == 0.0
+
+
+def test_a_run_without_workers_ends_with_who_is_waited_for(tmp_path: Path) -> None:
+    config = cluster_of(simulation={"failed_plays": 1.0})
+    with pytest.raises(RunError, match="episodes failed one after another"):
+        simulated(config, tmp_path)
