@@ -53,7 +53,7 @@ class SimulationConfig(Section):
     "exponential(mean)", as all that is drawn."""
     answer_tokens: Quantity = "lognormal(300, 1)"
     """Tokens per answer, cut at `sampling.max_tokens`."""
-    prompt_tokens: Quantity = 100
+    prompt_tokens: Quantity = 100.0
     """Tokens that an agent reads before each answer."""
     env_seconds: Quantity = "exponential(0.1)"
     """Seconds of a `reset` or a `step`."""

@@ -19,7 +19,7 @@ PACKAGES = {
 LAYERS = [
     # what everything may use
     "busy errors lifeline log memory messages protocol section weights",
-    "algorithm_config policy_config",
+    "algorithm_config policy_config simulation_config",
     # records, settings, what crosses a socket
     "config episode keys model registry spaces",
     "wire",
@@ -65,6 +65,14 @@ LAYERS = [
     "coordinator.status",
     "coordinator.training",
     "coordinator.process",
+    # the same in virtual time
+    "simulation.clock simulation.engine simulation.ledger simulation.quantity",
+    "simulation.network simulation.play",
+    "simulation.site",
+    "simulation.machine simulation.measure",
+    "simulation.processes",
+    "simulation.cluster",
+    # commands
     "coordinator.train evaluation.plan",
     "evaluation.run",
     "cli",

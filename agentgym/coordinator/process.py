@@ -45,8 +45,6 @@ from agentgym.protocol import (
 from agentgym.weights import remove_older
 from agentgym.wire import Arrays, Packet
 
-WATCH_SECONDS = 0.25
-
 _logger = logging.getLogger(__name__)
 
 
@@ -75,6 +73,7 @@ class Coordinator:
         self._reporter = reporter
         self._clock = surroundings.clock
         self._bind = surroundings.bind
+        self._watch_seconds = surroundings.watch_seconds
         self._store = surroundings.open_store(places.run, self._fail)
         self._dispatcher = Dispatcher(
             config, state, agents=agents, snapshots=places.snapshots, store=self._store
@@ -118,7 +117,7 @@ class Coordinator:
                 self._dispatcher.pools.check()
                 self._watch()
                 self._pump()
-                await asyncio.sleep(WATCH_SECONDS)
+                await asyncio.sleep(self._watch_seconds)
             await self._dispatcher.pools.written()
         finally:
             for identity in self._peers.everyone:

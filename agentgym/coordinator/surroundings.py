@@ -149,6 +149,8 @@ class Surroundings:
     """Opens the coordinator's address."""
     open_store: Callable[[Path, Callable[[RunError], None]], Store] = EpisodeStore
     """Opens the store of a run directory, with what is told when nothing can be written."""
+    watch_seconds: float = 0.25
+    """Between two looks at what is overdue."""
 
 
 OF_A_RUN = Surroundings()

@@ -19,6 +19,8 @@ from agentgym.simulation.processes import PROCESSES
 from agentgym.simulation.site import Site
 
 GOODBYE_SECONDS = 1.0
+WATCH_SECONDS = 1.0
+"""More often is dear where thousands of processes are watched."""
 
 
 class Cluster:
@@ -82,7 +84,9 @@ class Cluster:
             agents=self._agents,
             first_step=int(state["step"]) + 1 if state else 1,
             state=state,
-            surroundings=Surroundings(self.site.now, self.site.network.bind, self.ledger.open),
+            surroundings=Surroundings(
+                self.site.now, self.site.network.bind, self.ledger.open, watch_seconds=WATCH_SECONDS
+            ),
         )
 
     def _supervisor(self) -> Supervisor:

@@ -89,7 +89,7 @@ class Machine(abc.ABC):
         self.send(self.hello())
         if self.crashes:
             self.loop.call_later(self.rng.exponential(3600.0 / self.crashes), self._crash)
-        interval = self.site.config.coordinator.heartbeat_timeout / 3
+        interval = self.site.config.coordinator.heartbeat_timeout / 2
         while True:
             await asyncio.sleep(interval)
             if self.loop.time() - self._sent >= interval:  # any message is a sign of life
