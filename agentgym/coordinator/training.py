@@ -1,7 +1,8 @@
 """The optimizer steps of a run: which one the trainer works on, which groups it holds, which come next.
 
-A step's groups count against the capacity until its weights are published, so that a token is never further behind
-than `rollout.max_staleness` when it is trained; `assemble` masks what is older all the same.
+A step's groups count against the capacity until its weights are published, so that where groups are finished in the
+order in which they were opened, no token is further behind than `rollout.max_staleness` when it is trained. Of a group
+that others have overtaken tokens may be older; `assemble` masks them.
 """
 
 from collections.abc import Mapping

@@ -8,9 +8,8 @@ from pathlib import Path
 from agentgym.config import Config
 from agentgym.coordinator.launch import Places, launch_all
 from agentgym.coordinator.process import Coordinator
-from agentgym.coordinator.supervisor import Child, Supervisor
+from agentgym.coordinator.supervisor import Child, Supervisor, TrainerLost
 from agentgym.coordinator.surroundings import Surroundings
-from agentgym.errors import RunError
 from agentgym.messages import SINGLE_AGENT, AgentId
 from agentgym.simulation.ledger import Ledger
 from agentgym.simulation.machine import Machine
@@ -49,6 +48,15 @@ class Cluster:
         self._agents = agents
         self._make = coordinator
         self.site = Site(config, agents or [SINGLE_AGENT], self._places.exchange)
+        limits = config.coordinator
+        self._supervisor = Supervisor(
+            logs=self._places.logs,
+            start_timeout=limits.start_timeout,
+            silence_timeout=limits.heartbeat_timeout,
+            max_restarts=limits.max_restarts,
+            clock=self.site.now,
+            spawn=self._spawn,
+        )
         self.ledger = Ledger()
         self.measured = Measurements(self.site)
         self.resumed = 0
@@ -61,25 +69,22 @@ class Cluster:
             RunError: the run cannot go on.
         """
         while True:
-            supervisor = self._supervisor()
-            self.coordinator = self._coordinator(supervisor)
-            launch_all(supervisor, self._config, self._places, resume=None)
+            self.coordinator = self._coordinator()
+            launch_all(self._supervisor, self._config, self._places, resume=None)
             try:
                 return await self.coordinator.run()
-            except RunError:
-                if not self._trainer.dead:
-                    raise
+            except TrainerLost:
                 self.resumed += 1
             finally:
                 await asyncio.sleep(GOODBYE_SECONDS)  # until everybody has heard that it is over
-                supervisor.stop(0.0)
+                self._supervisor.stop(0.0)
 
-    def _coordinator(self, supervisor: Supervisor) -> Coordinator:
+    def _coordinator(self) -> Coordinator:
         state = json.loads(json.dumps(self.site.checkpoint))  # as it would be read
         return self._make(
             self._config,
             self._places,
-            supervisor=supervisor,
+            supervisor=self._supervisor,
             reporter=self.measured,
             agents=self._agents,
             first_step=int(state["step"]) + 1 if state else 1,
@@ -89,19 +94,5 @@ class Cluster:
             ),
         )
 
-    def _supervisor(self) -> Supervisor:
-        limits = self._config.coordinator
-        return Supervisor(
-            logs=self._places.logs,
-            start_timeout=limits.start_timeout,
-            silence_timeout=limits.heartbeat_timeout,
-            max_restarts=limits.max_restarts,
-            clock=self.site.now,
-            spawn=self._spawn,
-        )
-
     def _spawn(self, child: Child, _log: Path) -> Machine:
-        machine = PROCESSES[child.role](child, self.site)
-        if child.role == "trainer":
-            self._trainer = machine
-        return machine
+        return PROCESSES[child.role](child, self.site)

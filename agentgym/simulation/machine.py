@@ -56,11 +56,6 @@ class Machine(abc.ABC):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    @property
-    def dead(self) -> bool:
-        """Whether it works no more, ended or silent."""
-        return self._silent
-
     # ---------------------------------------------------------------- what a supervisor sees
 
     def poll(self) -> int | None:

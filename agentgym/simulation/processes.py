@@ -23,7 +23,7 @@ from agentgym.protocol import (
     StepDone,
     Welcome,
 )
-from agentgym.simulation.engine import Engine, Spans
+from agentgym.simulation.engine import Spans
 from agentgym.simulation.machine import Machine
 from agentgym.simulation.play import Play
 from agentgym.simulation.quantity import draw_of
@@ -108,14 +108,11 @@ class SimulatedServer(Machine):
 
     def __init__(self, child: Child, site: Site) -> None:
         """Start."""
-        settings = site.settings
-        self.crashes = settings.server_crashes
+        self.crashes = site.settings.server_crashes
         options = child.arguments()
         self._address = options[options.index("--bind") + 1]
         self._policy = options[options.index("--policy") + 1]
-        self._engine = site.engines[self._address] = Engine(
-            settings.tokens_per_second, settings.tokens_per_second_full, site.config.server.max_num_seqs
-        )
+        self._engine = site.open_engine(self._address)
         self._orders: asyncio.Queue[LoadWeights] = asyncio.Queue()
         super().__init__(child, site)
         self.start(self._load())

@@ -55,6 +55,8 @@ class Site:
         self.network = Network(draw_of(self.settings.latency), self.rng("network", 0))
         self.engines: dict[str, Engine] = {}
         """Of the policy servers, by address; those of dead ones are closed."""
+        self._work_before = 0.0
+        """Of engines whose address others have taken over."""
         self.playing = Level()
         """Plays that go on."""
         self.training = Level()
@@ -75,8 +77,19 @@ class Site:
         """Return a generator of its own for something that has a name and a number."""
         return np.random.default_rng([self.config.run.seed, crc32(name.encode()), number])
 
+    def open_engine(self, address: str) -> Engine:
+        """Return the engine of a new policy server."""
+        if address in self.engines:
+            self._work_before += self.engines[address].work
+        engine = self.engines[address] = Engine(
+            self.settings.tokens_per_second,
+            self.settings.tokens_per_second_full,
+            self.config.server.max_num_seqs,
+        )
+        return engine
+
     def work(self) -> float:
         """Return the tokens that all policy servers have sampled, with what prompts cost."""
         for engine in self.engines.values():
             engine.look()
-        return sum(engine.work for engine in self.engines.values())
+        return self._work_before + sum(engine.work for engine in self.engines.values())

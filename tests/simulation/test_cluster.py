@@ -99,7 +99,7 @@ def test_where_all_episodes_are_alike_the_capacity_alone_keeps_tokens_young(tmp_
     assert masked(simulated(cluster_of(server={"count": 1}, simulation=even), tmp_path)) == 0.0
 
 
-def test_a_run_without_workers_ends_with_who_is_waited_for(tmp_path: Path) -> None:
+def test_a_run_whose_environment_always_fails_ends_with_why(tmp_path: Path) -> None:
     config = cluster_of(simulation={"failed_plays": 1.0})
     with pytest.raises(RunError, match="episodes failed one after another"):
         simulated(config, tmp_path)
