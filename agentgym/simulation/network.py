@@ -1,12 +1,14 @@
 """Messages between the coordinator and simulated processes: delivered after a latency, in order for each peer."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 from zlib import crc32
 
 from numpy.random import Generator
 
+from agentgym.config import Config
 from agentgym.coordinator.surroundings import Line, OnGarbage, OnPacket
 from agentgym.protocol import Header, Heartbeat
 from agentgym.simulation.quantity import Draw
@@ -41,7 +43,7 @@ class Network:
         self.trace = 0
         """A checksum over all that was delivered: when, from or to whom, which kind."""
 
-    def bind(self, address: str, on_packet: OnPacket, on_garbage: OnGarbage) -> Line:
+    def bind(self, _config: Config, _address: str, on_packet: OnPacket, _on_garbage: OnGarbage) -> Line:
         """Open the coordinator's end; see `agentgym.coordinator.surroundings`."""
         self._line = _Line(self, on_packet)
         return self._line
@@ -97,6 +99,7 @@ class _Line:
         self._network = network
         self.on_packet = on_packet
         self.closed = False
+        self.counts: Counter[str] = Counter()
 
     def send(self, header: Header, arrays: Arrays | None = None, *, to: bytes) -> None:
         self._network.to_peer(to, header, arrays)
