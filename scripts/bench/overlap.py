@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -19,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "scripts/configs/guess_number.toml"
 FIRST_STEP = 4
+AGENTGYM = (sys.executable, "-m", "agentgym")
 
 
 def episodes_per_second(run: Path, episodes_per_step: int) -> float:
@@ -29,18 +31,10 @@ def episodes_per_second(run: Path, episodes_per_step: int) -> float:
     return episodes_per_step * (len(times) - 1) / (times[-1] - times[0])
 
 
-def measure(folder: Path, name: str, settings: list[str]) -> Path:
+def measure(folder: Path, name: str, settings: Sequence[str], command: Sequence[str] = AGENTGYM) -> Path:
     """Run a training and return its directory."""
-    command = [
-        sys.executable,
-        "-m",
-        "agentgym",
-        "train",
-        str(CONFIG),
-        f"run.dir={folder}",
-        f"run.name={name}",
-    ]
-    subprocess.run([*command, *settings], check=True, stdout=subprocess.DEVNULL)
+    place = [f"run.dir={folder}", f"run.name={name}"]
+    subprocess.run([*command, "train", str(CONFIG), *place, *settings], check=True, stdout=subprocess.DEVNULL)
     return folder / name
 
 
@@ -60,11 +54,7 @@ def main() -> None:
     rates: dict[int, list[float]] = {0: [], arguments.staleness: []}
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
-        subprocess.run(
-            [sys.executable, "-m", "agentgym", "init-model", str(model)],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        subprocess.run([*AGENTGYM, "init-model", str(model)], check=True, stdout=subprocess.DEVNULL)
         common = [
             f"run.steps={arguments.steps}", "warmup.steps=0", f"policies.learner.model={model}",
             f"env.kwargs={{latency={arguments.latency}}}",
