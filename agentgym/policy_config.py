@@ -19,6 +19,9 @@ class PolicyConfig(Section):
     model: str | None = None
     """A local Hugging Face folder that vLLM serves; frozen, unless `policies_to_train` names the policy. With
     `endpoint`: the model's name there."""
+    history: Literal["strip", "keep"] = "strip"
+    """model, pool: what becomes of the thinking in earlier answers that the chat template leaves out (Qwen 3). strip: it is
+    left out, and the conversation goes on in a new branch; keep: it stays, and the branch goes on."""
     scripted: str | None = None
     """A scripted policy's name in the environment ("random", "expert"), or "module:Class"."""
     pool: str | None = None
@@ -55,10 +58,16 @@ class PolicyConfig(Section):
             )
         if self.endpoint is not None and self.model is None:
             raise ValueError("with `endpoint` say in `model` which of its models to ask")
-        for owner, keys in (("pool", ("every", "keep", "sample")), ("endpoint", ("api_key_env",))):
+        for owners, keys in (
+            (("pool",), ("every", "keep", "sample")),
+            (("endpoint",), ("api_key_env",)),
+            (("model", "pool"), ("history",)),
+        ):
             for key in keys:
-                if self.kind != owner and getattr(self, key) != type(self).model_fields[key].default:
-                    raise ValueError(f"`{key}` goes with `{owner}`; this policy is of the kind `{self.kind}`")
+                if self.kind not in owners and getattr(self, key) != type(self).model_fields[key].default:
+                    raise ValueError(
+                        f"`{key}` goes with `{'` or `'.join(owners)}`; this policy is of the kind `{self.kind}`"
+                    )
         return self
 
 

@@ -10,7 +10,8 @@
 Sampled ids are kept as they are. What follows them is the chat template's own text between the end of an
 answer and the next one (`agentgym.policy.suffix`). That is only right while the template leaves earlier answers
 alone. Where it does not (Qwen 3 strips the thinking of earlier turns), the conversation goes on in a new branch:
-a prompt rendered from the messages, in which nothing is trained a second time.
+a prompt rendered from the messages, in which nothing is trained a second time. With `keep_thinking` it goes on in place
+with the thinking that was sampled, as if the template had not looked at it.
 
 Shapes: K tokens of a branch, L MoE layers, k experts per token. Within a branch every prompt starts with all
 earlier tokens; the loss mask is true exactly on sampled ids.
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from agentgym.episode import NOT_SAMPLED, no_route
 from agentgym.errors import IntegrityError
 from agentgym.messages import Message, ToolSchema
+from agentgym.policy.answers import Thinking
 from agentgym.policy.suffix import EMPTY, kind_of, suffix
 from agentgym.policy.template import ChatTokenizer
 
@@ -55,11 +57,12 @@ class BranchArrays(TypedDict):
 class Conversation:
     """The growing tokens of one agent in one episode."""
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, *, keep_thinking: bool = False) -> None:
         """Start without a prompt; call `initial` first."""
         self.messages: list[Message] = []
         """Everything said so far; the last answer is the last assistant message."""
         self._tokenizer = tokenizer
+        self._keep_thinking = keep_thinking
         self._tools: tuple[ToolSchema, ...] = ()
         self._packed_tools = b""
         self._pattern = EMPTY
@@ -127,7 +130,10 @@ class Conversation:
             branch.add_routes(routes, branch.routed if routes_start is None else routes_start)
         text = self._tokenizer.text(tokens)
         self.messages.append(message if message is not None else self._tokenizer.read(text, self._tools))
-        self._pattern = self._pattern.then([kind_of(self.messages[-1], text)])
+        kind = kind_of(self.messages[-1], text)
+        if self._keep_thinking:
+            kind = kind._replace(thinking=Thinking.NONE)
+        self._pattern = self._pattern.then([kind])
         return span
 
     def append_messages(self, new: Sequence[Message]) -> bool:

@@ -63,9 +63,13 @@ class Seat:
         limits: Limits,
         system_prompt: str | None,
         tools: list[ToolSchema],
+        keep_thinking: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin a conversation for the agent; a script answers elsewhere, and `say` records it."""
+        """Begin a conversation for the agent; a script answers elsewhere, and `say` records it.
+
+        `keep_thinking` is `policies.NAME.history = "keep"`.
+        """
         self.agent = agent
         self.metrics: dict[str, float] = {}
         self._policy = policy
@@ -77,6 +81,7 @@ class Seat:
         self._sampling = sampling
         self._limits = limits
         self._tools = tools
+        self._keep_thinking = keep_thinking
         self._opening: list[Message] = [system(system_prompt)] if system_prompt else []
         self._clock = clock
         self._conversation: Conversation | None = None
@@ -90,7 +95,7 @@ class Seat:
         if limit is not None:
             new = shortened(new, limit)
         if self._conversation is None:
-            self._conversation = Conversation(self._tokenizer)
+            self._conversation = Conversation(self._tokenizer, keep_thinking=self._keep_thinking)
             self._conversation.initial([*self._opening, *new], self._tools)
         else:
             self._conversation.append_messages(new)

@@ -85,6 +85,7 @@ class Seating:
             limits=self._limits(served),
             system_prompt=opening.system_prompt,
             tools=opening.tools,
+            keep_thinking=policy in self._policies and self._policies[policy].history == "keep",
         )
 
     async def close(self) -> None:

@@ -104,6 +104,7 @@ def test_the_smallest_configuration_has_defaults_for_the_rest(tmp_path: Path) ->
             "policies.foe: `keep` goes with `pool`; this policy is of the kind `scripted`",
         ),
         ("[policies.foe]\nmodel = 'x'\napi_key_env = 'K'", "`api_key_env` goes with `endpoint`"),
+        ("[policies.foe]\nscripted = 'random'\nhistory = 'keep'", "`history` goes with `model` or `pool`"),
         (
             "[policies.past]\npool = 'learner'\nsample = 'best'",
             "policies.past.sample: Input should be 'uniform', 'latest'",

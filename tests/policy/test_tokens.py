@@ -145,6 +145,22 @@ def test_thinking_that_the_template_strips_opens_a_branch() -> None:
     assert new["tokens"][new["loss_mask"]].tolist() == ids
 
 
+def test_thinking_may_be_kept_though_the_template_would_strip_it() -> None:
+    tokenizer = family("qwen3")
+    conversation = Conversation(tokenizer, keep_thinking=True)
+    conversation.initial([user("U")])
+    before = tokenizer.decode(conversation.prompt)
+    said = "<think>\nhm\n</think>\n\nA<|im_end|>"
+    say(conversation, tokenizer, said)
+    assert conversation.append_messages([user("V")])
+    say(conversation, tokenizer, said)
+    result = {"role": "tool", "content": "42", "tool_call_id": "call_0", "name": "f"}
+    assert conversation.append_messages([result])
+    asked = "\n<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n"
+    answered = "\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(conversation.prompt) == before + said + asked + said + answered
+
+
 def test_thinking_that_the_template_keeps_goes_on_in_the_branch() -> None:
     tokenizer = family("qwen3")
     conversation = begin(tokenizer, user("U"))
