@@ -20,8 +20,8 @@ class PolicyConfig(Section):
     """A local Hugging Face folder that vLLM serves; frozen, unless `policies_to_train` names the policy. With
     `endpoint`: the model's name there."""
     history: Literal["strip", "keep"] = "strip"
-    """model, pool: what becomes of the thinking in earlier answers that the chat template leaves out (Qwen 3). strip: it is
-    left out, and the conversation goes on in a new branch; keep: it stays, and the branch goes on."""
+    """model, pool: what becomes of the thinking in earlier answers that the chat template leaves out (Qwen 3). strip:
+    it is left out, and the conversation goes on in a new branch; keep: it stays, and the branch goes on."""
     scripted: str | None = None
     """A scripted policy's name in the environment ("random", "expert"), or "module:Class"."""
     pool: str | None = None
