@@ -86,6 +86,17 @@ class AlgorithmConfig(Section):
     """The upper bound. Published: 2 (tis, mis), 5 (icepop), geometric 1.01."""
     entropy_coefficient: Weight = 0.0
     """Weight of the entropy bonus."""
+    kl_reference_coefficient: Weight = 0.0
+    """Weight of the KL to the reference: the policy that reinforcement learning began with, which the trainer keeps as
+    a second model in its memory. 0: there is none."""
+    kl_reference_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """With x = log(pi / pi_reference): x, x^2 / 2, or exp(-x) - 1 + x."""
+    kl_reference_in: Literal["loss", "reward"] = "loss"
+    """loss: added to that of each token. reward: subtracted from a token's advantage, after `normalize_batch`, summed
+    over it and the later tokens of its sample."""
+    kl_reference_weighted: bool = False
+    """kl_reference_in "loss": multiply the estimate by pi_theta / pi_rollout, so that k1 and k3 have the gradient of
+    the divergence (DeepSeek-V3.2)."""
 
     @model_validator(mode="after")
     def _combinations(self) -> "AlgorithmConfig":
@@ -105,12 +116,29 @@ class AlgorithmConfig(Section):
             raise ValueError(f"dual_clip goes with ppo_clip and decoupled_ppo, not with loss = {loss!r}")
         if (self.loss_mean == "constant") != (self.loss_length is not None):
             raise ValueError("loss_mean = 'constant' and loss_length go together; give both or neither")
+        if self.kl_reference_coefficient > 0:
+            self._check_reference()
         return self
+
+    def _check_reference(self) -> None:
+        if self.kl_reference_in == "reward" and self.kl_reference_weighted:
+            raise ValueError(
+                "kl_reference_weighted goes with kl_reference_in = 'loss'; a reward has no gradient"
+            )
+        if (
+            self.kl_reference_in == "loss"
+            and self.kl_reference_estimator == "k1"
+            and not self.kl_reference_weighted
+        ):
+            raise ValueError(
+                "kl_reference_estimator = 'k1' in the loss has a gradient whose mean is 0; set kl_reference_weighted "
+                "= true, another estimator, or kl_reference_in = 'reward'"
+            )
 
     @property
     def regularized(self) -> bool:
         """Whether tokens without an advantage are trained too."""
-        return self.entropy_coefficient > 0
+        return self.entropy_coefficient > 0 or self.kl_reference_coefficient > 0
 
     def clip_of(self, loss: str) -> tuple[float, float]:
         """Return how far the ratio of a loss may be from 1, below and above; infinities where it has no clip."""

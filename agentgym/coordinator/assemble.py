@@ -2,7 +2,8 @@
 
 A token is trained if the policy sampled it under weights at most `max_staleness` versions older than those that the
 step starts from. Trajectories with nothing left to learn (all tokens too old, or advantages of exactly 0 where no
-entropy bonus is asked) are left out of the batch; the mean is still taken over the tokens of all trajectories.
+entropy bonus and no reference is asked) are left out of the batch; the mean is still taken over the tokens of all
+trajectories.
 """
 
 from collections import Counter

@@ -74,6 +74,30 @@ def test_the_smallest_configuration_has_defaults_for_the_rest(tmp_path: Path) ->
             "algorithm: clip_low and clip_high go with ppo_clip, decoupled_ppo, gspo, cispo, not with loss = 'topr'",
         ),
         (
+            "[algorithm]\nloss_mean = 'constant'",
+            "algorithm: loss_mean = 'constant' and loss_length go together; give both or neither",
+        ),
+        (
+            "[algorithm]\noverlong_buffer = 64",
+            "algorithm.overlong_buffer = 64 is more tokens than an answer may have: sampling.max_tokens = 32",
+        ),
+        (
+            "[algorithm]\nadvantage = 'rae'\n[rollout]\nmax_filtered = 9",
+            "rollout.max_filtered leaves out groups whose plays compare as equal, but algorithm.advantage = 'rae' does",
+        ),
+        (
+            "[algorithm]\nkl_reference_coefficient = 0.1\nkl_reference_estimator = 'k1'",
+            "algorithm: kl_reference_estimator = 'k1' in the loss has a gradient whose mean is 0; set",
+        ),
+        (
+            "[algorithm]\nkl_reference_coefficient = 1\nkl_reference_weighted = true\nkl_reference_in = 'reward'",
+            "algorithm: kl_reference_weighted goes with kl_reference_in = 'loss'; a reward has no gradient",
+        ),
+        (
+            "[algorithm]\nadvantage = 'gae'",
+            "algorithm.advantage: Input should be 'group_mean', 'group_mean_std'",
+        ),
+        (
             "[algorithm]\nloss = 'gspo'\ndual_clip = 3",
             "algorithm: dual_clip goes with ppo_clip and decoupled_ppo",
         ),

@@ -20,10 +20,11 @@ def hf_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """The folder of a random model, written once for all tests: `hf_model("Qwen3Moe", tied=True)`."""
     root, written = tmp_path_factory.mktemp("models"), {}
 
-    def folder(architecture: str, tied: bool = False) -> Path:
-        if (architecture, tied) not in written:
-            target = root / f"{architecture}-{tied}"
-            written[architecture, tied] = write_hf_model(target, architecture, tied=tied)
-        return written[architecture, tied]
+    def folder(architecture: str, tied: bool = False, seed: int = 0) -> Path:
+        key = (architecture, tied, seed)
+        if key not in written:
+            target = root / f"{architecture}-{tied}-{seed}"
+            written[key] = write_hf_model(target, architecture, tied=tied, seed=seed)
+        return written[key]
 
     return folder

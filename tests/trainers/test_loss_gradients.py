@@ -180,6 +180,41 @@ def test_where_the_policy_is_still_the_sampling_one_all_losses_have_the_gradient
             torch.testing.assert_close(gradient(token_loss(name, terms, settings)[0], rollout), expected)
 
 
+def softmax_policies() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Logits over 5 tokens with gradient, their policy's log-probabilities, those of a reference and of a third one."""
+    generator = torch.Generator().manual_seed(5)
+    logits, reference, rollout = torch.randn(3, 5, generator=generator, dtype=torch.float64)
+    logits.requires_grad_()
+    return logits, logits.log_softmax(0), reference.log_softmax(0), rollout.log_softmax(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "weighted", "right"),
+    [("k1", True, True), ("k3", True, True), ("k2", False, True), ("k1", False, False), ("k3", False, False)],
+)
+def test_which_estimates_have_the_gradient_of_the_divergence(name: str, weighted: bool, right: bool):
+    """All tokens of a policy, each as often as it is sampled: by the policy itself, or weighted by another one."""
+    logits, new, reference, rollout = softmax_policies()
+    (expected,) = torch.autograd.grad((new.exp() * (new - reference)).sum(), logits, retain_graph=True)
+    often, mu = (rollout.exp(), rollout) if weighted else (new.exp().detach(), new.detach())
+    terms = TokenTerms(
+        new, torch.zeros(5), mu, mu, torch.zeros(5, dtype=torch.float64), owners_of(5), reference
+    )
+    settings = AlgorithmConfig.model_validate(
+        {"loss": "reinforce", "kl_reference_estimator": name, "kl_reference_weighted": weighted}
+    ).model_copy(update={"kl_reference_coefficient": 1.0})  # the refused ones too
+    (found,) = torch.autograd.grad((often * token_loss("reinforce", terms, settings)[0]).sum(), logits)
+    assert torch.allclose(found, expected) == right
+    if (name, weighted) == ("k1", False):
+        torch.testing.assert_close(found, torch.zeros_like(found))
+
+
+def test_rewards_to_go_are_summed_inside_each_sample():
+    owners = Owners(torch.tensor([0, 0, 2, 2, 2]), 3)  # the second sample has no trained token
+    values = torch.tensor([1.0, -3.0, 5.0, 0.0, -2.0])
+    assert owners.to_go(values).tolist() == [-2, -3, 3, -2, -2]
+
+
 @pytest.mark.parametrize("distance", [200.0, -200.0])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_policies_that_are_far_apart_give_finite_numbers(loss: str, distance: float):

@@ -1,5 +1,6 @@
 """Losses by hand: each formula on numbers that can be checked on paper."""
 
+from dataclasses import replace
 from math import exp, log
 from typing import Any, get_args
 
@@ -11,7 +12,7 @@ from agentgym.algorithm_config import CLIPS, CORRECTED, AlgorithmConfig
 from agentgym.errors import ConfigError
 from agentgym_trainers.losses.corrections import icepop, log_rho_at, mis, tis
 from agentgym_trainers.losses.dppo import dppo_tv
-from agentgym_trainers.losses.kl import kl_to_rollout
+from agentgym_trainers.losses.kl import kl_estimate, kl_to_rollout
 from agentgym_trainers.losses.menu import LOSSES, token_loss
 from agentgym_trainers.losses.ppo import decoupled_ppo, gspo, ppo_clip
 from agentgym_trainers.losses.reinforce import cispo, reinforce, topr
@@ -148,6 +149,32 @@ def test_kl_estimators_average_to_the_divergence():
     for name in ("kl_rollout", "kl_rollout_k1"):
         assert (rollout * stats[name]).sum().item() == pytest.approx(expected, rel=1e-4)
     assert (stats["kl_rollout"] >= 0).all()
+
+
+def test_the_estimates_of_the_divergence_from_the_reference():
+    x = numbers(0.5, -1.0, 0.0)
+    for name, expected in (
+        ("k1", [0.5, -1, 0]),
+        ("k2", [0.125, 0.5, 0]),
+        ("k3", [exp(-0.5) - 0.5, exp(1) - 2, 0]),
+    ):
+        assert kl_estimate(name, x).tolist() == pytest.approx(expected)
+
+
+def test_the_divergence_from_the_reference_is_added_to_the_loss():
+    terms = replace(terms_of(logs(0.4), logs(0.4), logs(0.2), numbers(0)), reference=logs(0.1))
+    for weighted, factor in ((False, 1), (True, 2)):  # pi_theta / mu = 2
+        settings = settings_of(
+            loss="ppo_clip",
+            kl_reference_coefficient=0.1,
+            kl_reference_estimator="k2",
+            kl_reference_weighted=weighted,
+        )
+        loss, stats = token_loss("ppo_clip", terms, settings)
+        assert loss.item() == pytest.approx(factor * 0.1 * log(4) ** 2 / 2)
+        assert stats["kl_reference"].item() == pytest.approx(log(4) ** 2 / 2)
+    in_reward = settings_of(loss="ppo_clip", kl_reference_coefficient=0.1, kl_reference_in="reward")
+    assert token_loss("ppo_clip", terms, in_reward)[0].item() == 0
 
 
 @pytest.mark.parametrize("loss", ["ppo_clip", "cispo"])

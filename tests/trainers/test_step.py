@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from trainer_builders import CPU, LAYERS, Reference, relative_difference, samples_of
@@ -12,6 +13,7 @@ from agentgym_trainers.megatron.convert import iter_hf, load_hf, read_safetensor
 from agentgym_trainers.megatron.microbatch import build_microbatch
 from agentgym_trainers.megatron.model import build_model, read_config
 from agentgym_trainers.megatron.optimizer import Optimizer
+from agentgym_trainers.megatron.reference import Reference as FrozenPolicy
 from agentgym_trainers.megatron.replay import Action, ReplayController
 from agentgym_trainers.megatron.step import StepSettings, train_step
 
@@ -31,11 +33,21 @@ class Training:
         self.replay = ReplayController(self.model)
         self.optimizer = Optimizer(self.model, trainer)
 
-    def step(self, groups, *, loss="dppo_tv", updates=1, rate=0.01, temperature=1.0, algorithm=ALGORITHM):
+    def step(
+        self,
+        groups,
+        *,
+        loss="dppo_tv",
+        updates=1,
+        rate=0.01,
+        temperature=1.0,
+        algorithm=ALGORITHM,
+        reference=None,
+    ):
         microbatches = [build_microbatch(group, 0, self.replay, CPU) for group in groups]
         settings = StepSettings(loss, rate, updates)
         return train_step(
-            self.model, self.optimizer, self.replay, microbatches, settings, algorithm, temperature
+            self.model, self.optimizer, self.replay, microbatches, settings, algorithm, temperature, reference
         )
 
 
@@ -114,6 +126,44 @@ def test_the_old_policy_is_that_of_before_the_first_update(hf_model: Callable[..
     metrics = training.step([samples[:2], samples[2:]], loss="ppo_clip", updates=2, algorithm=algorithm)
     assert metrics["ratio_max"] > 1.01
     assert 0 < metrics["rho_outside_share"] < 1
+
+
+@pytest.mark.parametrize("place", ["loss", "reward"])
+def test_a_reference_holds_the_policy_where_it_was(hf_model: Callable[..., Path], place: str):
+    folder, samples = hf_model("Qwen3"), samples_of(LENGTHS, routes=False)
+    moved = {}
+    for coefficient in (1e-9, 3.0):
+        algorithm = AlgorithmConfig.model_validate(
+            {"loss": "ppo_clip", "kl_reference_coefficient": coefficient, "kl_reference_in": place}
+            | {"kl_reference_estimator": "k3" if place == "loss" else "k1"}
+        )
+        training = Training(folder)
+        kept = FrozenPolicy(folder, torch.float32, CPU)
+        metrics = [
+            training.step([samples[:2], samples[2:]], loss="ppo_clip", algorithm=algorithm, reference=kept)
+            for _ in range(8)
+        ]
+        assert metrics[0]["kl_reference"] == pytest.approx(0, abs=1e-6)
+        last = training.step([samples], loss="ppo_clip", algorithm=algorithm, reference=kept)
+        moved[coefficient] = abs(last["kl_reference"])
+    assert moved[3.0] < 0.5 * moved[1e-9]
+
+
+def test_the_divergence_in_the_reward_is_that_of_this_and_the_later_tokens(hf_model: Callable[..., Path]):
+    samples = samples_of(LENGTHS, routes=False)
+    folder, other = hf_model("Qwen3"), hf_model("Qwen3", seed=1)
+    training, kept = Training(folder), FrozenPolicy(other, torch.float32, CPU)
+    algorithm = AlgorithmConfig(
+        loss="reinforce", kl_reference_coefficient=0.5, kl_reference_estimator="k1", kl_reference_in="reward"
+    )
+    found = training.step([samples], loss="reinforce", rate=0.0, algorithm=algorithm, reference=kept)["loss"]
+    expected = 0.0
+    for sample in samples:
+        new, asked = (Reference(f).logprobs(sample).detach().numpy() for f in (folder, other))
+        mask = sample.loss_mask
+        to_go = np.cumsum((new - asked)[::-1])[::-1]
+        expected -= (sample.weights[mask] * (sample.advantages[mask] - 0.5 * to_go) * new).sum()
+    assert found == pytest.approx(expected, rel=1e-4)
 
 
 def test_no_routes_are_left_for_the_next_step(hf_model: Callable[..., Path]):

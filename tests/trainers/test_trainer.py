@@ -13,8 +13,15 @@ from agentgym_trainers.megatron.convert import read_safetensors
 from agentgym_trainers.megatron.trainer import Trainer
 
 
-def trainer_of(folder: Path, model: Path, *, resume: Path | None = None, **trainer: object) -> Trainer:
-    config = config_of(model, trainer=trainer)
+def trainer_of(
+    folder: Path,
+    model: Path,
+    *,
+    resume: Path | None = None,
+    sections: dict[str, dict[str, object]] | None = None,
+    **trainer: object,
+) -> Trainer:
+    config = config_of(model, trainer=trainer, **(sections or {}))
     exchange = folder / "exchange"
     exchange.mkdir(exist_ok=True)
     return Trainer(config, exchange=exchange, checkpoints=folder / "checkpoints", resume=resume)
@@ -152,3 +159,42 @@ def test_a_batch_of_another_step_is_refused(hf_model: Callable[..., Path], tmp_p
     header, arrays = batch_of(samples_of((12,)), step=5)
     with pytest.raises(IntegrityError, match="step 5 after step 0"):
         trainer_of(tmp_path, hf_model("Qwen3")).train(header, arrays)
+
+
+HELD = {"algorithm": {"kl_reference_coefficient": 0.1}, "warmup": {"steps": 2}}
+
+
+def test_the_reference_is_what_the_warm_up_made_and_a_resumed_run_has_the_same(
+    hf_model: Callable[..., Path], tmp_path: Path
+):
+    whole = trainer_of(tmp_path, hf_model("Qwen3"), sections=HELD)
+    for step in (1, 2):
+        train(whole, step, loss="sft")
+    begun = {name: tensor.clone() for name, tensor in whole.weights().items()}
+    first = train(whole, 3, checkpoint=True)
+    assert first.metrics["kl_reference"] < 0.1
+    kept = read_safetensors(tmp_path / "checkpoints/reference")
+    assert all(torch.equal(kept[name], tensor) for name, tensor in begun.items())
+    metrics = [train(whole, step).metrics for step in (4, 5)]
+    resumed = trainer_of(tmp_path, hf_model("Qwen3"), resume=Path(first.checkpoint), sections=HELD)
+    again = [train(resumed, step).metrics for step in (4, 5)]
+    assert [one["kl_reference"] for one in again] == [one["kl_reference"] for one in metrics]
+    assert all(torch.equal(resumed.weights()[name], tensor) for name, tensor in whole.weights().items())
+
+
+def test_without_a_warm_up_the_reference_is_the_runs_model(hf_model: Callable[..., Path], tmp_path: Path):
+    sections = {"algorithm": {"kl_reference_coefficient": 0.1}}
+    trainer = trainer_of(tmp_path, hf_model("Qwen3"), sections=sections)
+    assert (
+        0 < train(trainer, 1).metrics["kl_reference"] < 0.2
+    )  # the mean of two updates; before the first it is 0
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_run_that_began_without_a_reference_has_none_later(hf_model: Callable[..., Path], tmp_path: Path):
+    plain = trainer_of(tmp_path, hf_model("Qwen3"))
+    saved = [Path(train(plain, step, checkpoint=True).checkpoint) for step in (1, 2, 3)]
+    resumed = trainer_of(tmp_path, hf_model("Qwen3"), resume=saved[2], sections=HELD)
+    with pytest.raises(ModelError, match=r"reference is missing: .*kl_reference_coefficient; set it to 0"):
+        train(resumed, 4)
+    assert resumed.step == 3

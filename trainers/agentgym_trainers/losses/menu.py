@@ -6,11 +6,11 @@ from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.errors import ConfigError
 from agentgym_trainers.losses.corrections import icepop, log_rho_at, mis, tis
 from agentgym_trainers.losses.dppo import dppo_tv
-from agentgym_trainers.losses.kl import kl_to_rollout
+from agentgym_trainers.losses.kl import kl_estimate, kl_to_rollout
 from agentgym_trainers.losses.ppo import decoupled_ppo, gspo, ppo_clip
 from agentgym_trainers.losses.reinforce import cispo, reinforce, topr
 from agentgym_trainers.losses.sft import sft
-from agentgym_trainers.losses.terms import Stats, TokenTerms
+from agentgym_trainers.losses.terms import Stats, TokenTerms, ratio_of
 
 LOSSES = ("cispo", "decoupled_ppo", "dppo_tv", "gspo", "ppo_clip", "reinforce", "sft", "topr")
 """The names that `token_loss` knows."""
@@ -19,8 +19,9 @@ LOSSES = ("cispo", "decoupled_ppo", "dppo_tv", "gspo", "ppo_clip", "reinforce", 
 def token_loss(name: str, terms: TokenTerms, settings: AlgorithmConfig) -> tuple[Tensor, Stats]:
     """Return the loss per token and its statistics, for the loss of that name.
 
-    The loss is multiplied by the correction, and the entropy bonus subtracts `entropy_coefficient` times the entropy;
-    supervised steps have neither.
+    The loss is multiplied by the correction; the entropy bonus subtracts `entropy_coefficient` times the entropy, and
+    the divergence from the reference is added where the settings want it in the loss. Supervised steps have none of
+    these.
 
     Raises:
         ConfigError: no loss has that name.
@@ -34,6 +35,13 @@ def token_loss(name: str, terms: TokenTerms, settings: AlgorithmConfig) -> tuple
     stats |= kl_to_rollout(terms.logprobs, terms.rollout)
     if settings.entropy_coefficient > 0:
         loss = loss - settings.entropy_coefficient * terms.entropy
+    if terms.reference is not None:
+        divergence = kl_estimate(settings.kl_reference_estimator, terms.logprobs - terms.reference)
+        stats |= {"kl_reference": divergence.detach()}
+        if settings.kl_reference_in == "loss":
+            if settings.kl_reference_weighted:
+                divergence = ratio_of(terms.logprobs - terms.rollout) * divergence
+            loss = loss + settings.kl_reference_coefficient * divergence
     return loss, stats
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 Stats = dict[str, Tensor]
@@ -27,6 +28,14 @@ class Owners:
         """Return for each token [N] the mean over the tokens of its sample."""
         return self.sum(values) / self.sum(values.new_ones(values.shape))
 
+    def to_go(self, values: Tensor) -> Tensor:
+        """Return for each token [N] the sum over it and the later tokens of its sample."""
+        wide = values.double()  # differences of long sums
+        before = wide.cumsum(0) - wide
+        counts = torch.bincount(self.index, minlength=self.count)
+        first = (counts.cumsum(0) - counts)[self.index]  # [N], the first token of its sample
+        return (self.sum(wide) - (before - before[first])).to(values.dtype)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenTerms:
@@ -42,6 +51,8 @@ class TokenTerms:
     """log mu of the token."""
     advantages: Tensor
     owners: Owners
+    reference: Tensor | None = None
+    """log of the reference policy's probability of the token, where one is configured."""
 
 
 def ratio_of(log_ratio: Tensor) -> Tensor:

@@ -5,6 +5,7 @@
         run's model optimizer.safetensors rng.safetensors trainer.json         format and step
         coordinator.json     the coordinator's own state
     CHECKPOINTS/latest       the name of the newest folder
+    CHECKPOINTS/reference/   the model that reinforcement learning began with, where a loss asks for it
 
 A checkpoint is written under another name, synced to the disk and renamed; `latest` moves after that. No file
 can run code when it is read: tensors are safetensors, everything else is JSON.
@@ -27,6 +28,7 @@ from agentgym.errors import ModelError
 FORMAT = 1
 LATEST = "latest"
 MODEL = "model"
+REFERENCE = "reference"
 
 
 def save_checkpoint(
@@ -62,6 +64,18 @@ def save_checkpoint(
     _point_latest(folder, final.name)
     _remove_others(folder, final, keep)
     return final
+
+
+def save_reference(folder: Path, weights: Mapping[str, Tensor], model_folder: Path) -> None:
+    """Write the Hugging Face folder of the model that reinforcement learning begins with."""
+    folder.mkdir(parents=True, exist_ok=True)
+    final, partial = folder / REFERENCE, folder / f".{REFERENCE}.{os.getpid()}.partial"
+    with _removed_on_failure(partial):
+        _write_model(partial, weights, model_folder)
+        _sync_tree(partial)
+    _remove(final)  # of a run that was left
+    partial.rename(final)
+    _sync(folder)
 
 
 def latest_checkpoint(folder: Path) -> Path | None:

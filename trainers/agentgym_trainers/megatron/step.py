@@ -11,16 +11,19 @@ aggregation into the weights. Shapes: T packed tokens, N trained tokens of a mic
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 from agentgym.algorithm_config import AlgorithmConfig
+from agentgym_trainers.losses.kl import kl_estimate
 from agentgym_trainers.losses.menu import token_loss
 from agentgym_trainers.losses.terms import Stats, TokenTerms
+from agentgym_trainers.megatron.forward import log_distributions, of_targets
 from agentgym_trainers.megatron.microbatch import Microbatch
 from agentgym_trainers.megatron.optimizer import Optimizer
+from agentgym_trainers.megatron.reference import Reference
 from agentgym_trainers.megatron.replay import ReplayController
 
 Metrics = dict[str, float]
@@ -43,24 +46,25 @@ def train_step(
     settings: StepSettings,
     algorithm: AlgorithmConfig,
     temperature: float,
+    reference: Reference | None = None,
 ) -> Metrics:
     """Take the step and return its metrics; see `Tally` for what they mean.
 
-    `temperature` divides the logits, as it did where the tokens were sampled.
+    `temperature` divides the logits, as it did where the tokens were sampled. `reference` is there where the loss
+    or the rewards are about the distance to it.
     """
     started = time.perf_counter()
     tally = Tally(compares_rollout=settings.loss != "sft")
-    old: list[Tensor] = []  # per microbatch [N]: the log-probabilities before the first update
+    fixed: list[TokenTerms] = []  # per microbatch: what the updates have in common
     for update in range(settings.updates):
         optimizer.zero_grad()
         for number, microbatch in enumerate(microbatches):
             logprobs, entropy = forward(model, replay, microbatch, temperature)
             if update == 0:
-                old.append(logprobs.detach())
+                asked = None if reference is None else reference.logprobs(microbatch, temperature)
+                fixed.append(_before(microbatch, logprobs.detach(), entropy.detach(), asked, algorithm))
                 tally.add_first(microbatch, logprobs, entropy)
-            terms = TokenTerms(
-                logprobs, entropy, old[number], microbatch.rollout, microbatch.advantages, microbatch.owners
-            )
+            terms = replace(fixed[number], logprobs=logprobs, entropy=entropy)
             per_token, stats = token_loss(settings.loss, terms, algorithm)
             loss = (microbatch.weights * per_token).sum()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -75,12 +79,20 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probability [N] of each trained token and the entropy [N] of its distribution."""
     with replay.forward(microbatch.routes):
-        logits = model(microbatch.tokens, microbatch.positions, None, packed_seq_params=microbatch.sequences)
-    rows = logits[0].index_select(0, microbatch.rows).float() / temperature  # (N, V)
-    log_softmax = rows.log_softmax(dim=-1)
-    logprobs = log_softmax.gather(1, microbatch.targets[:, None])[:, 0]
+        log_softmax = log_distributions(model, microbatch, temperature)  # (N, V)
     entropy = -(log_softmax.exp() * log_softmax).sum(dim=-1)
-    return logprobs, entropy
+    return of_targets(log_softmax, microbatch), entropy
+
+
+def _before(
+    microbatch: Microbatch, old: Tensor, entropy: Tensor, asked: Tensor | None, algorithm: AlgorithmConfig
+) -> TokenTerms:
+    """Return the terms before the first update; `asked`: the log-probabilities of the reference."""
+    advantages = microbatch.advantages
+    if asked is not None and algorithm.kl_reference_in == "reward":
+        estimate = kl_estimate(algorithm.kl_reference_estimator, old - asked)
+        advantages = advantages - algorithm.kl_reference_coefficient * microbatch.owners.to_go(estimate)
+    return TokenTerms(old, entropy, old, microbatch.rollout, advantages, microbatch.owners, asked)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from agentgym.batch import split
 from agentgym.config import Config
-from agentgym.errors import IntegrityError
+from agentgym.errors import IntegrityError, ModelError
 from agentgym.protocol import BatchHeader, StepDone
 from agentgym.weights import weights_file
 from agentgym_trainers.megatron import checkpoint, parallel
@@ -18,6 +18,7 @@ from agentgym_trainers.megatron.convert import iter_hf, load_hf, read_safetensor
 from agentgym_trainers.megatron.microbatch import build_microbatch
 from agentgym_trainers.megatron.model import build_model, read_config
 from agentgym_trainers.megatron.optimizer import Optimizer
+from agentgym_trainers.megatron.reference import Reference
 from agentgym_trainers.megatron.replay import ReplayController
 from agentgym_trainers.megatron.step import Metrics, StepSettings, train_step
 
@@ -45,10 +46,12 @@ class Trainer:
         self.step = 0
         folder = config.model if resume is None else resume / checkpoint.MODEL
         self._device = parallel.device()
-        self.model = build_model(read_config(folder), DTYPES[config.trainer.dtype], self._device)
+        self._dtype = DTYPES[config.trainer.dtype]
+        self.model = build_model(read_config(folder), self._dtype, self._device)
         load_hf(self.model, read_safetensors(folder))
         self.replay = ReplayController(self.model)
         self.optimizer = Optimizer(self.model, config.trainer)
+        self._reference: Reference | None = None
         if resume is not None:
             self.step = checkpoint.read_step(resume)
             self.optimizer.load(checkpoint.read_optimizer(resume))
@@ -122,4 +125,28 @@ class Trainer:
             self._config.algorithm,
             # Greedy sampling has no distribution to speak of; the model's own stands for it.
             1.0 if supervised else self._config.sampling.temperature or 1.0,
+            None if supervised else self._the_reference(),
         )
+
+    def _the_reference(self) -> Reference | None:
+        """Return the policy that reinforcement learning began with, where the loss is about it.
+
+        After a warm-up it is written to the disk, where a resumed run finds it.
+
+        Raises:
+            ModelError: the run is resumed, and began without one.
+        """
+        if self._config.algorithm.kl_reference_coefficient == 0:
+            return None
+        if self._reference is None:
+            warmup = self._config.warmup.steps
+            folder = self._checkpoints / checkpoint.REFERENCE if warmup else self._config.model
+            if warmup and self.step == warmup:
+                checkpoint.save_reference(self._checkpoints, self.weights(), self._config.model)
+            elif not folder.exists():
+                raise ModelError(
+                    f"{folder} is missing: this run began without algorithm.kl_reference_coefficient; set it to 0, or "
+                    f"go on from a checkpoint of step {warmup}"
+                )
+            self._reference = Reference(folder, self._dtype, self._device)
+        return self._reference
