@@ -60,8 +60,10 @@ def parse_arguments(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write the resolved settings as JSON."""
-    path.write_text(config.model_dump_json(indent=2) + "\n")
+    """Write the resolved settings as JSON; what was there before stays where they do not fit on the disk."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(config.model_dump_json(indent=2) + "\n")
+    partial.replace(path)
 
 
 def _apply(tables: dict[str, Any], override: str) -> None:

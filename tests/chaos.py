@@ -36,7 +36,7 @@ HANG = 300.0
 LENIENT = [  # what a run must be told that is hit every few seconds
     "coordinator.max_restarts=1000",
     "coordinator.max_retries=1000",
-    "coordinator.heartbeat_timeout=8.0",
+    "coordinator.heartbeat_timeout=10.0",
     "coordinator.keep_episodes=10000000",
     "rollout.group_timeout=600.0",
     "trainer.checkpoint_every=5",
@@ -167,12 +167,12 @@ class Fire:
         """Stop one of them, for a time that the coordinator bears, or not."""
         if (pid := self.pid(run, role)) is not None:
             os.kill(pid, signal.SIGSTOP)
-            self._asleep[pid] = time.monotonic() + self.rng.choice([2.0, 20.0])
+            self._asleep[pid] = time.monotonic() + self.rng.choice([2.0, 25.0])
 
     def stop_coordinator(self, run: RunningTrain) -> None:
         """Stop the coordinator for longer than it would bear the silence of others, and wake it."""
         os.kill(run.process.pid, signal.SIGSTOP)
-        time.sleep(10.0)
+        time.sleep(13.0)
         os.kill(run.process.pid, signal.SIGCONT)
 
     def nonsense(self, run: RunningTrain) -> None:

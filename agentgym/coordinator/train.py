@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agentgym.config import Config
-from agentgym.config_file import save_config
+from agentgym.config_file import load_config, save_config
 from agentgym.coordinator.clock import AwakeClock
 from agentgym.coordinator.launch import Places, latest_checkpoint, launch_all, read_state
 from agentgym.coordinator.lineup import Lineups, agents_of
@@ -177,10 +176,9 @@ def _prepare(config: Config, *, resume: bool) -> None:
     run_dir = config.run_dir
     settings = run_dir / "config.json"
     if resume:
-        before = json.loads(settings.read_text())
-        now = json.loads(config.model_dump_json())
+        before, now = load_config(settings).model_dump(), config.model_dump()
         before["run"]["steps"] = now["run"]["steps"]  # a finished run may be given more steps
-        changed = [key for key in now if now[key] != before.get(key)]
+        changed = [key for key in now if now[key] != before[key]]
         if changed:
             raise ConfigError(
                 f"cannot resume {run_dir} with other settings: {', '.join(changed)} differ from {settings}; "

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from builders import config_of
+from full_disk import files_end_at
 
 from agentgym.config import Config
 from agentgym.config_file import all_keys, load_config, save_config
@@ -271,6 +272,14 @@ def test_the_resolved_settings_are_read_back_as_they_were(tmp_path: Path, path: 
     save_config(config, tmp_path / "config.json")
     assert load_config(tmp_path / "config.json") == config
     assert json.loads((tmp_path / "config.json").read_text())["algorithm"]["tv_threshold"] == 0.3
+
+
+def test_settings_that_do_not_fit_on_the_disk_leave_those_that_were_there(tmp_path: Path) -> None:
+    config = load_config(CONFIGS[0])
+    save_config(config, tmp_path / "config.json")
+    with files_end_at(100), pytest.raises(OSError, match="too large"):
+        save_config(load_config(CONFIGS[0], ["run.steps=3"]), tmp_path / "config.json")
+    assert load_config(tmp_path / "config.json") == config
 
 
 def test_each_policy_that_servers_answer_for_has_a_model_folder() -> None:

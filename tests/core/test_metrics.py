@@ -1,4 +1,3 @@
-import resource
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -6,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import episode_of, trajectory_of
+from full_disk import files_end_at
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from agentgym.episode import EndReason, Episode
@@ -137,13 +137,9 @@ def test_numbers_are_there_at_once(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
-    try:
-        with pytest.raises(RunError, match=r"events.out.* cannot be written: .*; go on with --resume"):
-            board.scalars({"train/loss": 1.0}, 1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    error = r"events.out.* cannot be written: .*; go on with --resume"
+    with files_end_at(1), pytest.raises(RunError, match=error):
+        board.scalars({"train/loss": 1.0}, 1)
     board.close()
     assert read(tmp_path).Tags()["scalars"] == []
 

@@ -19,7 +19,7 @@ SLOW = {"env.kwargs": {"latency": 0.05}}
 def test_a_run_goes_on_by_itself_from_its_last_checkpoint_when_the_trainer_is_killed_or_stopped(
     tmp_path: Path,
 ) -> None:
-    write_run(tmp_path, "odd_envs:Letters", warmup=ENDLESS, coordinator={"heartbeat_timeout": 5.0}, **SLOW)
+    write_run(tmp_path, "odd_envs:Letters", warmup=ENDLESS, coordinator={"heartbeat_timeout": 8.0}, **SLOW)
     with running(tmp_path, "run.toml") as run:
         run.wait_for(r"\d+/100000 ")
         killed = run.pid("trainer")
@@ -43,20 +43,20 @@ def test_a_run_goes_on_by_itself_from_its_last_checkpoint_when_the_trainer_is_ki
 def test_a_worker_that_is_stopped_is_replaced_and_a_coordinator_that_was_stopped_blames_nobody(
     tmp_path: Path,
 ) -> None:
-    limits = {"heartbeat_timeout": 4.0, "notice_after": 2.0}
+    limits = {"heartbeat_timeout": 8.0, "notice_after": 2.0}
     write_run(tmp_path, "odd_envs:Letters", warmup=ENDLESS, coordinator=limits, **SLOW)
     with running(tmp_path, "run.toml") as run:
         run.wait_for(r"\d+/100000 ")
         stopped = run.pid("worker-0")
         os.kill(stopped, signal.SIGSTOP)
-        run.wait_for(r"waiting for [23] s: .*worker-0 was heard [23] s ago")
+        run.wait_for(r"waiting for \d+ s: .*worker-0 was heard \d+ s ago")
         run.wait_for(rf"worker-0 \(pid {stopped}\) was silent for \d+ s; restarted as pid \d+")
         assert stopped not in processes_in(tmp_path)
         before = len(run.lines)
         os.kill(run.process.pid, signal.SIGSTOP)
-        time.sleep(6.0)  # longer than heartbeat_timeout
+        time.sleep(10.0)  # longer than heartbeat_timeout
         os.kill(run.process.pid, signal.SIGCONT)
-        run.wait_for(r"this process stood still for [67] s", log="coordinator")
+        run.wait_for(r"this process stood still for 1\d s", log="coordinator")
         run.wait_for(r"\d+/100000 ", after=before)
         assert not [line for line in run.lines[before:] if "silent" in line or "killed" in line]
         run.process.send_signal(signal.SIGINT)

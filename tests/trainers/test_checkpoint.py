@@ -1,13 +1,11 @@
 """Checkpoints on a disk that is full."""
 
-import contextlib
 import json
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from full_disk import files_end_at
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -21,17 +19,6 @@ from agentgym_trainers.megatron.checkpoint import (
 
 WEIGHTS = {"embedding": torch.arange(50_000, dtype=torch.float32)}
 OPTIMIZER = {"moments": torch.ones(100_000)}
-
-
-@contextlib.contextmanager
-def files_end_at(size: int) -> Iterator[None]:
-    """No file of this process grows beyond `size` bytes, as if the disk was full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def save(folder: Path, step: int) -> Path:
