@@ -1,4 +1,4 @@
-"""The command line: `agentgym train | eval | check | play | show | list | init-model | upcycle | ...`.
+"""The command line: `agentgym train | eval | check | play | show | replay | fork | list | init-model | upcycle | ...`.
 
 Nothing heavy is imported before the arguments are parsed, so that `--help` answers at once.
 """
@@ -32,6 +32,8 @@ KeyFolder = Annotated[
     Path | None,
     typer.Option("--keys", help="A folder of keys; by default the configuration's coordinator.keys."),
 ]
+Recorded = Annotated[Path, typer.Argument(metavar="FILE|RUN", help="Of `agentgym eval`, or a run directory.")]
+Picked = Annotated[int, typer.Option(help="Which one: 1 is the first, -1 the last.")]
 ParentPid = Annotated[int | None, typer.Option(help="End when this process is no longer the parent.")]
 
 
@@ -265,7 +267,7 @@ def evaluate(
 
 @app.command()
 def show(
-    path: Annotated[Path, typer.Argument(metavar="FILE|RUN", help="Of `agentgym eval`, or a run directory.")],
+    path: Recorded,
     episode: Annotated[int | None, typer.Option(help="Only this one: 1 is the first, -1 the last.")] = None,
 ) -> None:
     """Show recorded episodes: who said what, what it earned, which tokens were trained."""
@@ -274,6 +276,37 @@ def show(
     from agentgym.show import show as run
 
     run(path, number=episode, console=Console(soft_wrap=True, highlight=False))
+
+
+@app.command()
+def replay(
+    path: Recorded,
+    episode: Picked = -1,
+) -> None:
+    """Play a recorded episode again, with its answers; exit status 1 where it comes out differently."""
+    from rich.console import Console
+
+    from agentgym.replay.run import replay as run
+
+    if not run(path, number=episode, console=Console(soft_wrap=True, highlight=False)):
+        raise typer.Exit(1)
+
+
+@app.command()
+def fork(
+    path: Recorded,
+    turn: Annotated[int, typer.Option(min=0, help="Answers of each agent that stay as they are.")],
+    episode: Picked = -1,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Continuations.")] = 8,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="Record them.")] = None,
+) -> None:
+    """Continue a recorded episode from one of its turns in several ways."""
+    from rich.console import Console
+
+    from agentgym.replay.run import fork as run
+
+    console = Console(soft_wrap=True, highlight=False)
+    run(path, number=episode, turn=turn, count=count, out=out, console=console)
 
 
 def main() -> None:

@@ -32,12 +32,21 @@ def show(path: Path, *, number: int | None, console: Console) -> None:
         records = read_episodes(path).records
         total, part, read = len(records), slice(None), records.__getitem__
     if number is not None:
-        if not 1 <= abs(number) <= total:
-            raise ConfigError(f"{path} has {total} episodes; there is no number {number}")
-        first = number - 1 if number > 0 else total + number
-        part = slice(first, first + 1)
+        part = numbered(path, total, number)
     for position, record in enumerate(read(part), start=part.indices(total)[0] + 1):
         print_episode(record, console, title=f"episode {position} of {total}")
+
+
+def numbered(path: Path, total: int, number: int) -> slice:
+    """Return where episode `number` of the `total` episodes of a file or run is.
+
+    Raises:
+        ConfigError: there are not so many.
+    """
+    if not 1 <= abs(number) <= total:
+        raise ConfigError(f"{path} has {total} episodes; there is no number {number}")
+    first = number - 1 if number > 0 else total + number
+    return slice(first, first + 1)
 
 
 def _of_run(run: Path, part: slice) -> list[EpisodeRecord]:

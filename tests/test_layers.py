@@ -73,8 +73,9 @@ LAYERS = [
     "simulation.processes",
     "simulation.cluster",
     # commands
-    "coordinator.train evaluation.plan",
-    "evaluation.run",
+    "coordinator.train evaluation.plan replay.source",
+    "evaluation.run replay.record",
+    "replay.run",
     "cli",
     "__main__",
 ]
