@@ -266,6 +266,21 @@ def evaluate(
 
 
 @app.command()
+def simulate(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(min=5, help="Optimizer steps to simulate.")] = 20,
+) -> None:
+    """Size a cluster: run the coordinator in virtual time, and say what the bottleneck is."""
+    from rich.console import Console
+
+    from agentgym.config_file import load_config
+    from agentgym.simulation.sizing import size
+
+    size(load_config(config, overrides or []), steps=steps, console=Console(soft_wrap=True, highlight=False))
+
+
+@app.command()
 def show(
     path: Recorded,
     episode: Annotated[int | None, typer.Option(help="Only this one: 1 is the first, -1 the last.")] = None,

@@ -11,6 +11,13 @@ from agentgym.simulation_config import Quantity, parse_quantity
 Draw = Callable[[Generator], float]
 
 
+def scaled(quantity: Quantity, factor: float) -> str:
+    """Return a quantity of the same shape with `factor` times the mean."""
+    shape, (mean, *spread) = parse_quantity(str(quantity))
+    values = ", ".join(f"{value:.12g}" for value in (factor * mean, *spread))
+    return values if shape == "constant" else f"{shape}({values})"
+
+
 @cache
 def draw_of(quantity: Quantity) -> Draw:
     """Return what draws a quantity from a generator; the mean of the draws is the mean that the quantity names."""
