@@ -1,4 +1,4 @@
-"""The command line: `agentgym train | eval | check | play | show | replay | fork | list | init-model | upcycle | ...`.
+"""The command line: `agentgym train | eval | simulate | check | play | show | replay | fork | list | ...`.
 
 Nothing heavy is imported before the arguments are parsed, so that `--help` answers at once.
 """

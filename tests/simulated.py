@@ -1,6 +1,7 @@
 """Whole runs in virtual time, and what must hold in each of them."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ class Simulated:
     leases: Counter[tuple[int, int]]
     """How often which lease was given, by how often the run had been resumed and the id."""
     acknowledged: Counter[tuple[int, int]]
+    opponents: set[str]
+    """Who played."""
 
     @property
     def ages(self) -> Counter[int]:
@@ -57,17 +60,24 @@ class Simulated:
         return sum(self.cluster.site.ages.values(), Counter[int]())
 
 
-def simulated(config: Config, folder: Path, *, coordinator: type[Coordinator] = Coordinator) -> Simulated:
+def simulated(
+    config: Config,
+    folder: Path,
+    *,
+    agents: Sequence[str] = (),
+    coordinator: type[Coordinator] = Coordinator,
+) -> Simulated:
     """Run a configuration to its end."""
 
     async def scene() -> Simulated:
-        cluster = Cluster(config, folder, coordinator=coordinator)
-        seen = Simulated(config, cluster, Counter(), Counter())
+        cluster = Cluster(config, folder, agents=agents, coordinator=coordinator)
+        seen = Simulated(config, cluster, Counter(), Counter(), set())
 
         def watch(_time: float, _peer: bytes, header: Header) -> None:
             match header:
                 case Lease():
                     seen.leases[cluster.resumed, header.lease_id] += 1
+                    seen.opponents.update(header.policies.values())
                 case Ack():
                     seen.acknowledged[cluster.resumed, header.lease_id] += 1
 

@@ -74,7 +74,7 @@ LAYERS = [
     "simulation.cluster",
     # commands
     "coordinator.train evaluation.plan replay.source",
-    "evaluation.run replay.record",
+    "evaluation.run replay.record simulation.sizing",
     "replay.run",
     "cli",
     "__main__",

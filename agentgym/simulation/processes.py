@@ -178,7 +178,8 @@ class SimulatedTrainer(Machine):
             case Welcome():
                 self.send(BatchRequest(step=self._done + 1))
             case BatchHeader():
-                self._look_at_ages(header.step, arrays)
+                if header.loss != "sft":  # what a teacher said has no age
+                    self._look_at_ages(header.step, arrays)
                 self.start(self._step(header))
 
     async def _step(self, batch: BatchHeader) -> None:

@@ -63,8 +63,8 @@ def size(config: Config, *, steps: int, console: Console) -> None:
     agents = agents_of(config)
     rollout, workers = config.rollout, config.workers
     console.print(
-        f"{steps} steps of {rollout.tasks_per_step} x {rollout.group_size} episodes: {workers.count} x {workers.slots} "
-        f"slots, {config.server.count} policy servers, max_staleness {rollout.max_staleness}"
+        f"{steps} steps of {rollout.tasks_per_step} x {rollout.group_size} episodes, max_staleness "
+        f"{rollout.max_staleness}; policy servers: {config.server.count}; slots: {workers.count} x {workers.slots}"
     )
     console.print(HEAD.rstrip())
     others = list(variants(config))

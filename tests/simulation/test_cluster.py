@@ -65,6 +65,19 @@ def test_deaths_of_all_kinds_lose_nothing_and_train_nothing_twice(tmp_path: Path
     assert run.cluster.resumed >= 1
 
 
+def test_a_warm_up_and_an_opponent_from_a_pool_are_simulated_too(tmp_path: Path) -> None:
+    pool = {"pool": "learner", "every": 2, "keep": 3}
+    config = cluster_of(
+        policies={"learner": {"model": "model"}, "past": pool},
+        policy_mapping={"b": "past"},
+        warmup={"steps": 3, "episodes": 20},
+    )
+    run = simulated(config, tmp_path, agents=["a", "b"])
+    assert run.cluster.coordinator._training.over
+    assert max(run.ages) <= 1
+    assert {policy for policy in run.opponents if policy.startswith("past@")} >= {"past@3", "past@5"}
+
+
 class Generous(Schedule):
     """Opens one group more than it may."""
 
