@@ -176,7 +176,8 @@ class EpisodeStore:
         def change(connection: sqlite3.Connection) -> None:
             (last,) = connection.execute("SELECT coalesce(max(place), 0) FROM groups").fetchone()
             connection.executemany(
-                "UPDATE groups SET step = ?, place = ? WHERE group_id = ?",
+                # One that an undone step had taken keeps its place, before those that are still undone.
+                "UPDATE groups SET step = ?, place = coalesce(place, ?) WHERE group_id = ?",
                 [(step, place, group_id) for place, group_id in enumerate(group_ids, last + 1)],
             )
 

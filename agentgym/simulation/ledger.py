@@ -105,7 +105,7 @@ class Ledger:
             if entry.step is not None:
                 raise RunError(f"group {group_id} is consumed by steps {entry.step} and {step}")
             self._places += 1
-            entry.step, entry.place = step, self._places
+            entry.step, entry.place = step, entry.place or self._places
         asyncio.get_running_loop().call_soon(done)
 
     def drop(self, group_ids: Iterable[int]) -> None:

@@ -125,6 +125,24 @@ def test_after_a_crash_undone_steps_come_first_then_complete_groups_then_the_oth
     ]  # fmt: skip
 
 
+def test_the_order_survives_a_crash_in_the_middle_of_doing_steps_again(tmp_path: Path) -> None:
+    async def before(store: EpisodeStore) -> None:
+        store.go_on(0)
+        for group in (3, 1, 2, 0):
+            await put(store, group, group)
+            await put(store, 10 + group, group, member=1)
+        await consume(store, 1, 2, 3)
+        await consume(store, 2, 0, 1)
+
+    async def again(store: EpisodeStore) -> None:
+        assert [group.group_id for group in store.go_on(0)] == [2, 3, 0, 1]
+        await consume(store, 1, 2, 3)
+
+    with_store(tmp_path, before)
+    for _ in range(3):
+        with_store(tmp_path, again)
+
+
 def test_what_was_consumed_before_a_checkpoint_is_forgotten_but_for_the_latest(tmp_path: Path) -> None:
     async def scene(store: EpisodeStore) -> None:
         store.go_on(0)
