@@ -5,7 +5,7 @@ are concatenated along K (no padding): tokens int32, loss_mask bool, logprobs fl
 advantages float32, weights float32, routes uint8|uint16 [sum K, L, k].
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from agentgym.errors import IntegrityError
 
 SAMPLE_ARRAYS = PER_TOKEN | {"sampled": "bool", "advantages": "float32", "weights": "float32"}
 """The arrays [K] of every sample, and their dtypes."""
+MADE_HERE = ("loss_mask", "advantages", "weights")
+"""Those that the coordinator makes; the others are the worker's, under its checksum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,21 @@ def concatenate(samples: Sequence[Sample]) -> dict[str, NDArray[Any] | None]:
             f"{len(samples) - routed} of {len(samples)} samples have no routes, the others have"
         )
     return joined(samples, SAMPLE_ARRAYS)
+
+
+def sums(arrays: Mapping[str, NDArray[Any] | None]) -> dict[str, int]:
+    """Return the checksums of the arrays of a batch message that the coordinator made."""
+    return {name: checksum(arrays.get(name)) for name in MADE_HERE}
+
+
+def check_sums(arrays: Mapping[str, NDArray[Any] | None], made: Mapping[str, int]) -> None:
+    """Raise IntegrityError where such an array is not what the coordinator made."""
+    found = sums(arrays)
+    changed = [name for name in MADE_HERE if found[name] != made.get(name)]
+    if changed:
+        raise IntegrityError(
+            f"{' and '.join(changed)} of a batch are not what the coordinator made: changed on the way"
+        )
 
 
 def split(arrays: dict[str, NDArray[Any]], lengths: Sequence[int], checksums: Sequence[int]) -> list[Sample]:

@@ -22,6 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from agentgym.errors import ConfigError, WireError
 from agentgym.keys import Keys
+from agentgym.log import worth_saying
 from agentgym.wire import Channel, Packet, open_context, open_socket, refuse_public_bind
 
 MAX_CONNECTIONS = 4096
@@ -131,7 +132,9 @@ class Door(Channel):
                     status, why = self._judge(*key)
                     if why in REFUSALS:
                         self.counts[why] += 1
-                        _logger.warning("refused a connection from %s: %s", address.decode(), REFUSALS[why])
+                        if worth_saying(count := self.counts[why]):
+                            where = address.decode(errors="replace")
+                            _logger.warning("refused connection %d from %s: %s", count, where, REFUSALS[why])
                     gate.send_multipart([version, request, status, b"", why.encode(), b""])
 
     def _judge(self, key: bytes = b"") -> tuple[bytes, str]:

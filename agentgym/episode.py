@@ -174,6 +174,16 @@ class Episode:
         """What became of the episode."""
         return status_of(self.end_reason)
 
+    def verify(self) -> None:
+        """Raise IntegrityError where a trajectory is not what the worker recorded."""
+        for number, (trajectory, recorded) in enumerate(zip(self.trajectories, self.checksums, strict=True)):
+            if (found := trajectory.checksum()) != recorded:
+                raise IntegrityError(
+                    f"trajectory {number} (agent {trajectory.agent!r}, {len(trajectory.tokens)} tokens) of member "
+                    f"{self.member} of group {self.group_id} has checksum {found:#010x}, its worker recorded "
+                    f"{recorded:#010x}: it was changed on the way"
+                )
+
     def reward(self, agent: AgentId) -> float:
         """Return what an agent got in the whole episode."""
         return sum(t.reward for t in self.trajectories if t.agent == agent)

@@ -17,3 +17,8 @@ def setup_logging(process: str, *, file: Path | None = None, level: int = loggin
         handlers=[logging.FileHandler(file) if file else logging.StreamHandler(sys.stderr)],
         force=True,
     )
+
+
+def worth_saying(count: int) -> bool:
+    """Whether to log something that strangers can make happen: ten times, then ever more rarely; a disk is finite."""
+    return count <= 10 or count & (count - 1) == 0

@@ -224,6 +224,9 @@ class BatchHeader(Header):
     lengths: list[int]
     """Tokens per sample."""
     checksums: list[int]
+    """Of the samples, made by their workers."""
+    sums: dict[str, int]
+    """Of the arrays that the coordinator made; see `agentgym.batch.sums`."""
     microbatches: list[list[int]]
     """Sample indices per microbatch."""
     publish: bool

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 from builders import config_of
 from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wire_peers import FakeServer, FakeTrainer, FakeWorker, Peer, open_context
 
 from agentgym.config import Config
@@ -19,6 +20,7 @@ from agentgym.coordinator.report import Reporter
 from agentgym.coordinator.schedule import Schedule
 from agentgym.coordinator.supervisor import Supervisor
 from agentgym.errors import RunError
+from agentgym.keys import Keys
 from agentgym.protocol import Lease, Servers
 from agentgym.tensorboard import TensorBoard
 
@@ -80,8 +82,8 @@ class Cast:
     def peer(self) -> Peer:
         return self._connected(Peer)
 
-    def worker(self) -> FakeWorker:
-        return self._connected(FakeWorker)
+    def worker(self, address: str = "") -> FakeWorker:
+        return self._connected(FakeWorker, address)
 
     def server(self) -> FakeServer:
         return self._connected(FakeServer)
@@ -89,8 +91,8 @@ class Cast:
     def trainer(self) -> FakeTrainer:
         return self._connected(FakeTrainer)
 
-    def _connected(self, kind: type[P]) -> P:
-        peer = kind(self._context, self.run.places.coordinator)
+    def _connected(self, kind: type[P], address: str = "") -> P:
+        peer = kind(self._context, address or self.run.places.coordinator)
         self._peers.append(peer)
         return peer
 
@@ -111,8 +113,11 @@ class Cast:
 
 
 @asynccontextmanager
-async def play(config: Config, folder: Path, **resumed: Any) -> AsyncIterator[Cast]:
-    with open_context() as context:
+async def play(
+    config: Config, folder: Path, *, keys: Keys | None = None, **resumed: Any
+) -> AsyncIterator[Cast]:
+    """`keys` are those of the peers."""
+    with open_context(keys) as context:
         run = Run(config, folder, **resumed)
         cast = Cast(run, context)
         try:
@@ -127,3 +132,10 @@ async def leased(worker: FakeWorker) -> Lease:
     while not isinstance(header := (await worker.packet()).header, Lease):
         assert isinstance(header, Servers)
     return header
+
+
+def numbers_of(run: Run) -> dict[str, float]:
+    """The latest numbers in the event files."""
+    events = EventAccumulator(str(run.places.tensorboard))
+    events.Reload()
+    return {tag: events.Scalars(tag)[-1].value for tag in events.Tags()["scalars"]}

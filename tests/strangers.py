@@ -44,6 +44,14 @@ class Stranger:
             while await asyncio.get_running_loop().sock_recv(self.socket, 4096):
                 pass
 
+    async def heard(self, part: bytes) -> None:
+        """Wait until the other side has said something that holds `part`."""
+        said = b""
+        while part not in said:
+            received = await asyncio.get_running_loop().sock_recv(self.socket, 4096)
+            assert received, f"it hung up after {said!r}"
+            said += received
+
     def close(self) -> None:
         self.socket.close()
 

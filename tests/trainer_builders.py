@@ -11,7 +11,7 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentgym.batch import Sample, concatenate
+from agentgym.batch import Sample, concatenate, sums
 from agentgym.config import Config
 from agentgym.episode import checksum
 from agentgym.protocol import BatchHeader
@@ -104,13 +104,14 @@ def batch_of(
         "checkpoint": False,
         **fields,
     }
+    arrays = {name: array for name, array in concatenate(samples).items() if array is not None}
     header = BatchHeader(
         step=step,
         lengths=[len(sample.tokens) for sample in samples],
         checksums=[sample.checksum for sample in samples],
+        sums=sums(arrays),
         **settings,
     )
-    arrays = {name: array for name, array in concatenate(samples).items() if array is not None}
     return header, arrays
 
 

@@ -10,9 +10,11 @@ import zmq
 from builders import episode_of
 from numpy.typing import NDArray
 
+from agentgym import wire
 from agentgym.episode import Episode
 from agentgym.episode_codec import encode_episode
 from agentgym.errors import WireError
+from agentgym.keys import Keys
 from agentgym.protocol import (
     Ack,
     BatchHeader,
@@ -180,9 +182,9 @@ def play_well(lease: Lease, version: int = 0) -> Episode:
 
 
 @contextlib.contextmanager
-def open_context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+def open_context(keys: Keys | None = None) -> Iterator[wire.Context]:
     """A context that is gone after the block, whatever still waits in its sockets."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context = wire.open_context(keys)
     try:
         yield context
     finally:

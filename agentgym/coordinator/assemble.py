@@ -19,7 +19,7 @@ from agentgym.advantages.menu import Baselines, estimate
 from agentgym.advantages.returns import Floats, Joint
 from agentgym.advantages.shaping import overlong
 from agentgym.algorithm_config import AlgorithmConfig
-from agentgym.batch import Sample, concatenate, pack_microbatches
+from agentgym.batch import Sample, concatenate, pack_microbatches, sums
 from agentgym.coordinator.groups import Group
 from agentgym.coordinator.schedule import Step
 from agentgym.episode import Episode, Trajectory
@@ -129,6 +129,7 @@ def batch_of(
 ) -> tuple[BatchHeader, dict[str, NDArray[Any] | None]]:
     """Return the message that gives a step to the trainer, and its arrays."""
     lengths = [len(sample.tokens) for sample in assembled.samples]
+    arrays = concatenate(assembled.samples)
     header = BatchHeader(
         step=step.number,
         loss=step.loss,
@@ -136,12 +137,13 @@ def batch_of(
         updates=step.updates,
         lengths=lengths,
         checksums=[sample.checksum for sample in assembled.samples],
+        sums=sums(arrays),
         microbatches=pack_microbatches(lengths, microbatch_tokens),
         publish=step.publish,
         checkpoint=checkpoint,
         state={**state, "step": step.number},
     )
-    return header, concatenate(assembled.samples)
+    return header, arrays
 
 
 def _plays(episode: Episode, algorithm: AlgorithmConfig, max_tokens: int) -> dict[AgentId, _Play]:

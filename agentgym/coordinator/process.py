@@ -24,7 +24,8 @@ from agentgym.coordinator.supervisor import Supervisor
 from agentgym.coordinator.surroundings import OF_A_RUN, Report, Surroundings
 from agentgym.coordinator.training import Training
 from agentgym.episode_codec import decode_episode
-from agentgym.errors import RunError, WireError
+from agentgym.errors import IntegrityError, RunError, WireError
+from agentgym.log import worth_saying
 from agentgym.messages import AgentId
 from agentgym.protocol import (
     Ack,
@@ -108,6 +109,7 @@ class Coordinator:
             RunError: the run cannot go on; the message names the first cause.
         """
         self._channel = self._bind(self._config, self._places.coordinator, self._receive, self._garbage)
+        self._channel.counts.update(dropped=0, repeated=0, damaged=0)
         # A handler that fails would be logged and forgotten; it must end the run.
         asyncio.get_running_loop().set_exception_handler(self._unexpected)
         try:
@@ -186,9 +188,11 @@ class Coordinator:
     def _episode(self, sender: bytes, header: EpisodeDone, packet: Packet, now: float) -> None:
         try:
             episode = decode_episode(header.episode, packet.arrays)
-        except WireError as error:
+            episode.verify()
+        except (WireError, IntegrityError) as error:
+            self._channel.counts["damaged"] += 1
             self._dispatcher.unreadable(header.lease_id, sender, str(error))
-            raise
+            raise WireError(str(error)) from error
         group = self._dispatcher.take_in(header.lease_id, sender, episode, now)
         acknowledge = partial(self._send, Ack(lease_id=header.lease_id), sender)
         if group is None:
@@ -212,10 +216,21 @@ class Coordinator:
             self._fail(error)
 
     def _hello(self, sender: bytes, hello: Hello, now: float) -> None:
-        if refusal := self._serving.refusal(hello):
+        if self._peers.heard(sender, now) is not None:
+            self._channel.counts["repeated"] += 1  # nothing changes; it may have missed the answer
+            self._channel.send(Welcome(), to=sender)
+            return
+        refusal = self._serving.refusal(hello)
+        name = hello.name
+        if (
+            hello.role != "worker"
+            and name in self._supervisor.children
+            and not self._supervisor.owns(name, hello.pid)
+        ):
+            refusal = f"another process of this run is called {name}; choose another --name"
+        if refusal:
             self._channel.send(Error(text=refusal, fatal=True), to=sender)
             raise WireError(refusal)
-        name = hello.name
         if hello.role == "worker" and not self._supervisor.owns(name, hello.pid):
             name = self._peers.free_name(name, sender, reserved=self._supervisor.children)
         self._supervisor.heard(name)
@@ -237,7 +252,8 @@ class Coordinator:
 
     def _garbage(self, sender: bytes, error: WireError) -> None:
         self._channel.counts["dropped"] += 1
-        _logger.warning("dropped a message from %s: %s", sender.hex(), error)
+        if worth_saying(count := self._channel.counts["dropped"]):
+            _logger.warning("dropped a message from %s, the %d. of the run: %s", sender.hex(), count, error)
         self._channel.send(Error(text=str(error)), to=sender)
 
     # ---------------------------------------------------------------- weights

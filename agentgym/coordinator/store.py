@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from agentgym.coordinator.segments import Place, Segments, read_message
 from agentgym.episode import Episode
 from agentgym.episode_codec import decode_episode
-from agentgym.errors import RunError, WireError
+from agentgym.errors import IntegrityError, RunError, WireError
 from agentgym.protocol import EpisodeDone
 from agentgym.wire import pack, unpack
 
@@ -309,11 +309,10 @@ def _check_format(ledger: sqlite3.Connection, folder: Path) -> None:
 
 
 def _episode(folder: Path, place: Place) -> Episode:
-    """Read an episode. Raises WireError where it is not what its worker recorded."""
+    """Read an episode. Raises WireError or IntegrityError where it is not what its worker recorded."""
     packet = unpack(read_message(folder, place))
     episode = decode_episode(packet.expect(EpisodeDone).episode, packet.arrays)
-    if episode.checksums != tuple(t.checksum() for t in episode.trajectories):
-        raise WireError(f"member {episode.member} of group {episode.group_id} has another checksum")
+    episode.verify()
     return episode
 
 
@@ -326,7 +325,7 @@ def _explained(folder: Path) -> Iterator[None]:
         raise RunError(
             f"{folder} cannot be read or written: {error}; go on with --resume when it can"
         ) from error
-    except (sqlite3.Error, WireError) as error:
+    except (sqlite3.Error, WireError, IntegrityError) as error:
         raise RunError(
             f"{folder} is damaged: {error}; bring a copy back, or move it away and --resume: "
             "the tasks of the episodes in it are then played again"

@@ -26,6 +26,7 @@ from agentgym.door import Door
 from agentgym.errors import AgentGymError, ModelError, PolicyError, RunError, WireError
 from agentgym.keys import Keys
 from agentgym.lifeline import die_with_parent
+from agentgym.log import worth_saying
 from agentgym.policy.client import Sampling
 from agentgym.policy.link import CoordinatorLink
 from agentgym.protocol import (
@@ -232,7 +233,8 @@ class PolicyServer:
 
     def _on_garbage(self, sender: bytes, error: WireError) -> None:
         self.garbage += 1
-        logger.warning("unreadable message: %s", error)
+        if worth_saying(self.garbage):
+            logger.warning("unreadable message %d: %s", self.garbage, error)
         self._answer((sender, b""), Error(text=str(error)))
 
     async def _generate(self, key: Key, header: Generate, packet: Packet) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from builders import episode_of, within
-from live_run import Run, leased, play, small_run
+from live_run import leased, numbers_of, play, small_run
 from wire_peers import FakeWorker, play_well
 
 from agentgym.episode import EndReason, Episode
@@ -144,15 +144,6 @@ def test_garbage_is_answered_and_the_run_goes_on(tmp_path: Path, frames: list[by
             assert numbers_of(cast.run)["system/wire/dropped"] == 1.0
 
     within(30, scene())
-
-
-def numbers_of(run: Run) -> dict[str, float]:
-    """The latest numbers in the event files."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(run.places.tensorboard))
-    events.Reload()
-    return {tag: events.Scalars(tag)[-1].value for tag in events.Tags()["scalars"]}
 
 
 def test_a_message_before_hello_is_answered(tmp_path: Path) -> None:

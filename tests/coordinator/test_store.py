@@ -248,7 +248,7 @@ TOKENS = np.arange(10, dtype=np.int32).tobytes()
         (of_the_future, "has format 99; this version of agentgym reads 1"),
         (cut_short, r"is damaged: segment 1 does not hold a whole message at \d+"),
         (gone, "cannot be read or written: .*No such file or directory: .*segment-000001"),
-        (flipped(TOKENS), "is damaged: member 0 of group 0 has another checksum"),
+        (flipped(TOKENS), r"is damaged: trajectory 0 \(agent .* of member 0 of group 0 has checksum"),
         (flipped(b"task_index"), "is damaged: segment 1 does not hold a whole message at 0"),
     ],
 )

@@ -59,6 +59,7 @@ ONE_OF_EACH: dict[str, Header] = {
             updates=1,
             lengths=[3, 2],
             checksums=[1, 2],
+            sums={"weights": 3},
             microbatches=[[0], [1]],
             publish=True,
             checkpoint=False,

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentgym.batch import split
+from agentgym.batch import check_sums, split
 from agentgym.config import Config
 from agentgym.errors import IntegrityError, ModelError
 from agentgym.protocol import BatchHeader, StepDone
@@ -96,6 +96,7 @@ class Trainer:
 
     def _update(self, header: BatchHeader, arrays: Mapping[str, NDArray[Any]]) -> Metrics:
         samples = split(dict(arrays), header.lengths, header.checksums)
+        check_sums(arrays, header.sums)
         for number, sample in enumerate(samples):
             try:
                 sample.verify()

@@ -1,0 +1,196 @@
+"""Whatever comes to a coordinator's socket is refused or bounded, and counted, and the run goes on."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from builders import within
+from live_run import Cast, numbers_of, play, small_run
+from strangers import GREETING, READY, KeyRing, Stranger, dealer, frame
+from wire_peers import FakeWorker, play_well
+
+from agentgym.episode import Episode
+from agentgym.episode_codec import encode_episode
+from agentgym.protocol import Ack, EpisodeDone, Hello, Lease, Ready
+from agentgym.wire import MAX_FRAME_BYTES, MAX_HEADER_BYTES, PROTOCOL_VERSION, pack
+
+Act = Callable[[Cast, str], Awaitable[None]]
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return f"tcp://127.0.0.1:{found.getsockname()[1]}"
+
+
+def numbers_with(folder: Path, act: Act, ring: KeyRing | None = None) -> dict[str, float]:
+    """Let somebody do something at the coordinator's TCP address while a run goes on; return its last numbers."""
+
+    async def scene() -> dict[str, float]:
+        address = free_address()
+        settings: dict[str, Any] = {"bind": address, "heartbeat_timeout": 1.0}
+        if ring is not None:
+            settings["keys"] = ring.folder
+        config = small_run(run={"steps": 2}, coordinator=settings)
+        async with play(config, folder, keys=ring.client if ring is not None else None) as cast:
+            worker, server, trainer = cast.worker(), cast.server(), cast.trainer()
+            cast.start(worker.beat(0.1), server.beat(0.1))
+            await asyncio.sleep(0)  # the run binds its addresses
+            await act(cast, address)
+            cast.start(worker.work("worker-1"), server.serve(), trainer.train(cast.run.places.exchange))
+            await cast.run.task
+            assert [len(batch.lengths) for batch in trainer.batches] == [4, 4]
+            return {
+                tag.removeprefix("system/"): number
+                for tag, number in numbers_of(cast.run).items()
+                if tag.startswith(("system/wire/", "system/leases/"))
+            }
+
+    return within(60, scene())
+
+
+@pytest.mark.parametrize(
+    ("whose", "counter"),
+    [("unlisted", "key_refused"), ("foreign", "handshake_failed"), ("none", "handshake_failed")],
+)
+def test_a_wrong_key_and_no_key_are_refused_and_counted(tmp_path: Path, whose: str, counter: str) -> None:
+    ring = KeyRing(tmp_path)
+    keys = {"unlisted": ring.unlisted, "foreign": ring.of_another_server, "none": None}[whose]
+
+    async def knock(cast: Cast, address: str) -> None:
+        with dealer(address, keys) as peer:
+            peer.send_multipart(pack(Hello(role="trainer", name="trainer", protocol=PROTOCOL_VERSION, pid=1)))
+            assert not await asyncio.to_thread(peer.poll, 500)
+
+    numbers = numbers_with(tmp_path, knock, ring)
+    assert numbers[f"wire/{counter}"] >= 1
+    assert numbers["wire/dropped"] == 0
+
+
+def test_a_listed_client_of_another_machine_plays_over_tcp(tmp_path: Path) -> None:
+    ring = KeyRing(tmp_path)
+    remote: list[FakeWorker] = []
+
+    async def join(cast: Cast, address: str) -> None:
+        remote.append(cast.worker(address))
+        cast.start(remote[0].work("remote"), remote[0].beat(0.1))
+
+    numbers = numbers_with(tmp_path, join, ring)
+    assert remote[0].acknowledged > 0
+    assert numbers["wire/connected"] == 4
+    assert numbers["wire/handshake_failed"] == numbers["wire/key_refused"] == 0
+
+
+def test_replayed_messages_change_nothing_and_are_counted(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with play(small_run(run={"steps": 2}), tmp_path) as cast:
+            worker, server, trainer = cast.worker(), cast.server(), cast.trainer()
+            first: list[Lease] = []
+
+            def replay(lease: Lease) -> Episode:
+                episode = play_well(lease, server.version)
+                if not first:
+                    first.append(lease)
+                    worker.send(Hello(role="worker", name="worker-0", protocol=PROTOCOL_VERSION, pid=1))
+                    worker.send(Ack(lease_id=lease.lease_id))
+                    fields, arrays = encode_episode(episode)
+                    for _ in range(2):
+                        worker.send(EpisodeDone(lease_id=lease.lease_id, episode=fields), arrays)
+                return episode
+
+            cast.start(worker.work(play=replay), server.serve(), trainer.train(cast.run.places.exchange))
+            await cast.everyone_is_done()
+            assert [len(batch.lengths) for batch in trainer.batches] == [4, 4]
+            assert len({lease.lease_id for lease in worker.played}) == len(worker.played) == 8
+            numbers = numbers_of(cast.run)
+            assert numbers["system/wire/repeated"] == 1
+            assert numbers["system/leases/late"] == 2
+            assert numbers["system/wire/dropped"] == 1
+
+    within(30, scene())
+
+
+def test_a_header_that_is_too_large_is_answered_and_counted(tmp_path: Path) -> None:
+    async def send(cast: Cast, address: str) -> None:
+        with dealer(address) as peer:
+            peer.send_multipart([b"ready", b"", msgpack.packb({"credits": 1, "x": b"0" * MAX_HEADER_BYTES})])
+            assert await asyncio.to_thread(peer.poll, 10_000)
+
+    assert numbers_with(tmp_path, send)["wire/dropped"] == 1
+
+
+@pytest.mark.parametrize(
+    ("says", "counters"),
+    [
+        (frame(b"a lot", claims=MAX_FRAME_BYTES + 1), ["disconnected"]),
+        (frame(b"ready", more=True) + frame(b"", more=True) + frame(b"half", claims=1000), ["disconnected"]),
+    ],
+    ids=["a frame that is too large", "half a message"],
+)
+def test_a_message_that_cannot_end_ends_the_connection(
+    tmp_path: Path, says: bytes, counters: list[str]
+) -> None:
+    async def send(cast: Cast, address: str) -> None:
+        stranger = Stranger(address)
+        await stranger.say(GREETING + READY)
+        await stranger.heard(READY[:8])
+        await stranger.say(says)
+        await stranger.hung_up()
+        stranger.close()
+
+    numbers = numbers_with(tmp_path, send)
+    for counter in counters:
+        assert numbers[f"wire/{counter}"] == 1
+    assert numbers["wire/dropped"] == numbers["wire/handshake_failed"] == 0
+
+
+def test_a_handshake_that_drips_is_ended_and_counted(tmp_path: Path) -> None:
+    async def drip(cast: Cast, address: str) -> None:
+        stranger = Stranger(address)
+
+        async def slowly() -> None:
+            for byte in GREETING + READY:
+                await stranger.say(bytes([byte]))
+                await asyncio.sleep(0.1)
+
+        dripping = asyncio.create_task(slowly())
+        await stranger.hung_up()
+        dripping.cancel()
+        stranger.close()
+
+    assert numbers_with(tmp_path, drip)["wire/handshake_failed"] == 1
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_thousand_connections_do_not_disturb_a_run(tmp_path: Path, keyed: bool) -> None:
+    async def crowd(cast: Cast, address: str) -> None:
+        with ExitStack() as everyone:
+            for _ in range(1000):
+                everyone.callback(Stranger(address).close)
+            peer = cast.peer()
+            await peer.hello("worker", "one-of-us")  # gets through the crowd
+
+    numbers = numbers_with(tmp_path, crowd, KeyRing(tmp_path) if keyed else None)
+    assert numbers["wire/accepted"] == 1004
+    assert numbers["wire/connected"] == 4
+
+
+def test_a_thousand_peers_that_never_say_hello_get_nothing(tmp_path: Path) -> None:
+    async def crowd(cast: Cast, address: str) -> None:
+        with ExitStack() as everyone:
+            peers = [everyone.enter_context(dealer(address)) for _ in range(200)]
+            for peer in peers:
+                for _ in range(5):
+                    peer.send_multipart(pack(Ready(credits=10)))
+            for peer in peers:
+                for _ in range(5):
+                    assert await asyncio.to_thread(peer.poll, 10_000)
+                    assert b"before hello" in peer.recv_multipart()[2]
+
+    numbers = numbers_with(tmp_path, crowd)
+    assert numbers["wire/dropped"] == 1000
+    assert numbers["wire/connected"] == 203
