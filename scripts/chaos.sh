@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The default run under fire: scripts/chaos.sh [--seconds 660] [--gap 9] [--seed 1] [CONFIG] [section.key=value ...]
+# The default run under fire: scripts/chaos.sh [--seconds 600] [--kills 50] [--gap 6] [--seed 1] [CONFIG] [section.key=value ...]
 #
 # Workers, policy servers, the trainer and the coordinator are killed, stopped and woken, fed nonsense, and find the
 # disk full, at random times that the seed determines. Then the run is asked to stop, and what it left is audited.

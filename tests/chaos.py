@@ -1,10 +1,11 @@
 """A run under fire, and the audit of what it leaves behind: `scripts/chaos.sh`, and a short one in the suite.
 
-    python tests/chaos.py [--seconds 660] [--gap 9] [--seed 1] [--folder DIR] [CONFIG] [section.key=value ...]
+    python tests/chaos.py [--seconds 600] [--kills 50] [--gap 6] [--seed 1] [--folder DIR] [CONFIG] [KEY=VALUE ...]
 
 At random times, which the seed determines, something of the run is killed, stopped (and later woken), fed nonsense,
-or finds its disk full. Where that ends the run it is started again with --resume. At last it is asked to stop in order,
-and its ledger, curves and checkpoint are looked at. Exit status 1 if a promise was broken.
+or finds its disk full. Where that ends the run it is started again with --resume. When so many seconds are over and so
+many processes killed, it is left alone for some steps and asked to stop in order, and its ledger, curves and checkpoint
+are looked at. Exit status 1 if a promise was broken.
 """
 
 import argparse
@@ -72,6 +73,9 @@ class Fire:
     exchanges: set[Path] = field(default_factory=set)
     """The folders in shared memory that its runs had."""
     terminal: list[str] = field(default_factory=list)
+    peace: int = 2
+    """Steps that it is left alone for in the end."""
+    _address: str = ""
     _asleep: dict[int, float] = field(default_factory=dict)
     """When who is woken, by process id."""
 
@@ -95,8 +99,8 @@ class Fire:
         while status is None:
             with running(self.folder, *self.arguments, *resume, environment=environment) as run:
                 status = self._attend(run, plan)
-                self.terminal += run.lines
-            self.orphans |= wait_until_gone(self.folder, 15.0)
+                self.orphans |= wait_until_gone(self.folder, 15.0)
+            self.terminal += run.lines
             resume = ["--resume"]
         self.ends += [] if status == 0 else [f"ended at last with status {status}: {self.terminal[-1]}"]
         return audit(self)
@@ -104,22 +108,22 @@ class Fire:
     def _attend(self, run: RunningTrain, plan: Iterator[tuple[float | None, str]]) -> int | None:
         """Harass a run until it ends; None: it is to be started again."""
         self._asleep.clear()
-        run.wait_for(r"\d+/\d+ ", seconds=HANG)
+        _wait(run, lambda: self.pid(run, "trainer") is not None)
         self.exchanges.add(Path(run.argument("trainer", "--exchange")))
+        self._address = run.argument("trainer", "--coordinator")
         for pause, fault in plan:
             self._pause(run, pause)
             self._look_at_the_ledger()
             if run.process.poll() is None:
                 sys.stderr.write(f"{time.strftime('%H:%M:%S')} {fault}\n")
-                FAULTS[fault][1](self, run)
-                self.done[fault] += 1
+                self.done[fault] += FAULTS[fault][1](self, run)
             if run.process.poll() is not None:
                 if fault not in ENDS_THE_RUN:
                     self.ends.append(run.lines[-1])
                 return None
         self._wake(run, everybody=True)
-        steps = _steps(run)
-        _wait(run, lambda: _steps(run) >= steps + 2, HANG)  # it goes on
+        for steps in range(_steps(run), _steps(run) + self.peace):
+            _wait(run, lambda steps=steps: _steps(run) > steps)
         self._look_at_the_ledger()
         run.process.send_signal(signal.SIGINT)
         return run.wait(HANG)
@@ -141,6 +145,11 @@ class Fire:
 
     # ---------------------------------------------------------------- what can be done to a run
 
+    @property
+    def kills(self) -> int:
+        """Processes that were killed."""
+        return sum(count for name, count in self.done.items() if name.startswith("kill"))
+
     def pid(self, run: RunningTrain, role: str) -> int | None:
         """Return a process of this role that is alive, or None."""
         names = sorted(set(re.findall(rf"started ({role}\S*) \(pid", run.log("coordinator"))))
@@ -148,83 +157,94 @@ class Fire:
         found = [pid for name in names if (pid := run.pid(name)) in mine and alive(pid)]
         return self.rng.choice(found) if found else None
 
-    def kill(self, run: RunningTrain, role: str) -> None:
-        """Kill one of them."""
-        if (pid := self.pid(run, role)) is not None:
-            run.kill(pid)
+    def kill(self, run: RunningTrain, role: str) -> bool:
+        """Kill one of them; like all that follow, return whether there was one."""
+        return _signal(self.pid(run, role), signal.SIGKILL)
 
-    def kill_engine(self, run: RunningTrain) -> None:
+    def kill_engine(self, run: RunningTrain) -> bool:
         """Kill vLLM's own process behind a server."""
         engines = [pid for pid, command in processes_in(self.folder).items() if "EngineCore" in command]
-        if engines:
-            run.kill(self.rng.choice(engines))
+        return _signal(self.rng.choice(engines) if engines else None, signal.SIGKILL)
 
-    def kill_coordinator(self, run: RunningTrain) -> None:
+    def kill_coordinator(self, run: RunningTrain) -> bool:
         """Kill the coordinator; all others must end by themselves."""
-        run.kill(run.process.pid)
+        run.process.kill()
+        run.process.wait(10.0)
+        return True
 
-    def stop(self, run: RunningTrain, role: str) -> None:
+    def stop(self, run: RunningTrain, role: str) -> bool:
         """Stop one of them, for a time that the coordinator bears, or not."""
-        if (pid := self.pid(run, role)) is not None:
-            os.kill(pid, signal.SIGSTOP)
+        pid = self.pid(run, role)
+        if pid is not None:
             self._asleep[pid] = time.monotonic() + self.rng.choice([2.0, 25.0])
+        return _signal(pid, signal.SIGSTOP)
 
-    def stop_coordinator(self, run: RunningTrain) -> None:
+    def stop_coordinator(self, run: RunningTrain) -> bool:
         """Stop the coordinator for longer than it would bear the silence of others, and wake it."""
-        os.kill(run.process.pid, signal.SIGSTOP)
+        run.process.send_signal(signal.SIGSTOP)
         time.sleep(13.0)
-        os.kill(run.process.pid, signal.SIGCONT)
+        run.process.send_signal(signal.SIGCONT)
+        return True
 
-    def nonsense(self, run: RunningTrain) -> None:
+    def nonsense(self, run: RunningTrain) -> bool:
         """Send the coordinator what is no message, and messages that nobody may send."""
-        address = run.argument("trainer", "--coordinator")
         with zmq.Context() as context, open_socket(context, zmq.DEALER) as socket:
-            socket.connect(address)
+            socket.connect(self._address)
             for _ in range(20):
                 frames = list(self.rng.choice(NONSENSE))
                 if self.rng.random() < 0.5:
                     frames = [self.rng.randbytes(self.rng.randrange(300)) for _ in frames]
                 socket.send_multipart(frames)
             socket.poll(5_000)
+        return True
 
-    def fill_disk(self, run: RunningTrain, role: str) -> None:
+    def fill_disk(self, run: RunningTrain, role: str) -> bool:
         """No file of a process grows any more; the run must end with an error that says so."""
         pid = run.process.pid if role == "coordinator" else self.pid(run, role)
         if pid is None:
-            return
+            return False
+        self._wake(run, everybody=True)
         before = len(run.lines)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
         status = run.wait(HANG)
         said = [line for line in run.lines[before:] if re.match(r"\w+Error: ", line)]
         if status != 1 or len(said) != 1 or run.lines[-1] != said[0] or "RunError" not in said[0]:
             self.ends.append(f"full disk of the {role}: status {status}, {run.lines[-1]}")
+        return True
 
     def _wake(self, run: RunningTrain, *, everybody: bool = False) -> None:
         mine = processes_in(self.folder) if self._asleep else {}
         for pid, when in list(self._asleep.items()):
             if everybody or time.monotonic() > when:
                 del self._asleep[pid]
-                if pid in mine:
-                    os.kill(pid, signal.SIGCONT)
+                _signal(pid if pid in mine else None, signal.SIGCONT)
+
+
+def _signal(pid: int | None, number: signal.Signals) -> bool:
+    """Send a signal to a process, if there is one; return whether there was."""
+    try:
+        return pid is not None and os.kill(pid, number) is None
+    except ProcessLookupError:
+        return False
 
 
 def _steps(run: RunningTrain) -> int:
     return sum(re.match(r"\s+\d+/\d+ ", line) is not None for line in run.lines)
 
 
-def _wait(run: RunningTrain, condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+def _wait(run: RunningTrain, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + HANG
     while not condition() and run.process.poll() is None:
-        assert time.monotonic() < deadline, f"nothing came within {seconds:g} s\n{run.report()}"
+        assert time.monotonic() < deadline, f"nothing came within {HANG:g} s\n{run.report()}"
         time.sleep(0.05)
 
 
-FAULTS: dict[str, tuple[int, Callable[[Fire, RunningTrain], None]]] = {
-    "kill worker": (12, lambda fire, run: fire.kill(run, "worker")),
+FAULTS: dict[str, tuple[int, Callable[[Fire, RunningTrain], bool]]] = {
+    "kill worker": (14, lambda fire, run: fire.kill(run, "worker")),
     "kill server": (4, lambda fire, run: fire.kill(run, "server")),
     "kill engine": (2, lambda fire, run: fire.kill_engine(run)),
-    "kill trainer": (3, lambda fire, run: fire.kill(run, "trainer")),
-    "kill coordinator": (3, lambda fire, run: fire.kill_coordinator(run)),
+    "kill trainer": (2, lambda fire, run: fire.kill(run, "trainer")),
+    "kill coordinator": (2, lambda fire, run: fire.kill_coordinator(run)),
     "stop worker": (3, lambda fire, run: fire.stop(run, "worker")),
     "stop server": (2, lambda fire, run: fire.stop(run, "server")),
     "stop trainer": (1, lambda fire, run: fire.stop(run, "trainer")),
@@ -237,12 +257,12 @@ FAULTS: dict[str, tuple[int, Callable[[Fire, RunningTrain], None]]] = {
 ENDS_THE_RUN = {"kill coordinator", "full disk", "full disk of the trainer"}
 
 
-def at_random(rng: random.Random, seconds: float, gap: float) -> Iterator[tuple[float | None, str]]:
-    """Yield faults for so many seconds, `gap` apart in the mean."""
+def at_random(fire: Fire, seconds: float, kills: int, gap: float) -> Iterator[tuple[float | None, str]]:
+    """Yield faults, `gap` seconds apart in the mean, until time is over and enough was killed."""
     end = time.monotonic() + seconds
     names, weights = list(FAULTS), [weight for weight, _ in FAULTS.values()]
-    while time.monotonic() < end:
-        yield rng.expovariate(1 / gap), rng.choices(names, weights)[0]
+    while time.monotonic() < end or fire.kills < kills:
+        yield fire.rng.expovariate(1 / gap), fire.rng.choices(names, weights)[0]
 
 
 def one_of_each(rng: random.Random, *faults: str) -> Iterator[tuple[float | None, str]]:
@@ -254,8 +274,7 @@ def report(fire: Fire, findings: list[Finding]) -> str:
     """Return what was done and what was found, as two tables."""
     lines = [f"{'fault':<26}{'times':>6}"]
     lines += [f"{name:<26}{fire.done[name]:>6}" for name in FAULTS]
-    kills = sum(count for name, count in fire.done.items() if name.startswith("kill"))
-    lines += [f"{'kills / faults':<26}{kills:>6} / {fire.done.total()}", ""]
+    lines += [f"{'kills / faults':<26}{fire.kills:>6} / {fire.done.total()}", ""]
     lines += [f"{'ok  ' if one.ok else 'FAIL'} {one.promise}: {one.detail}" for one in findings]
     return "\n".join(lines)
 
@@ -265,8 +284,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=660.0, help="how long faults come")
-    parser.add_argument("--gap", type=float, default=9.0, help="mean seconds between them")
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long faults come at least")
+    parser.add_argument("--kills", type=int, default=50, help="how many processes are killed at least")
+    parser.add_argument("--gap", type=float, default=6.0, help="mean seconds between faults")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="for the run; by default a temporary one, which stays")
     parser.add_argument("config", nargs="?", default=CONFIGS / "guess_number.toml", type=Path)
@@ -275,10 +295,9 @@ def main() -> int:
     folder = (settings.folder or Path(tempfile.mkdtemp(prefix="chaos-"))).absolute()
     init_model(folder / "runs" / "models" / "tiny-moe", "tiny-moe", 1)
     arguments = [str(settings.config.absolute()), "run.steps=100000", *LENIENT, *settings.overrides]
-    rng = random.Random(settings.seed)
-    fire = Fire(folder, arguments, rng)
+    fire = Fire(folder, arguments, random.Random(settings.seed), peace=25)
     sys.stderr.write(f"in {folder}: agentgym train {' '.join(arguments)}\n")
-    findings = fire.rage(at_random(rng, settings.seconds, settings.gap))
+    findings = fire.rage(at_random(fire, settings.seconds, settings.kills, settings.gap))
     sys.stdout.write(report(fire, findings) + "\n")
     return 0 if all(finding.ok for finding in findings) else 1
 

@@ -118,7 +118,7 @@ def run_through(folder: Path, phases: Sequence[Phase]) -> Outcome:
                 int(line.split()[3]) for line in run.lines if line.startswith("  resumed after step ")
             ]
             report = run.report()
-        assert not wait_until_gone(folder, 10.0)
+            assert not wait_until_gone(folder, 15.0), report
         seen |= {stored.lease_id for stored in stored_episodes(run_dir)}
         if status == 0:
             break

@@ -19,7 +19,7 @@ from agentgym.coordinator.schedule import Schedule
 from agentgym.coordinator.store import FOLDER as EPISODES
 from agentgym.coordinator.supervisor import Supervisor, TrainerLost
 from agentgym.coordinator.surroundings import Surroundings
-from agentgym.errors import ConfigError, StoppedError
+from agentgym.errors import ConfigError, RunError, StoppedError
 from agentgym.log import setup_logging
 from agentgym.messages import AgentId
 from agentgym.model import check_context, check_model
@@ -136,7 +136,7 @@ class _Training:
             return True
         except TrainerLost as lost:
             if self._interrupts:
-                raise
+                raise RunError(f"{lost}; go on from the last checkpoint with --resume") from lost
             reporter.say(f"{lost}; everything is stopped, to go on from the last checkpoint")
             return False
         finally:
