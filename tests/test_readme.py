@@ -5,8 +5,10 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+from builders import config_of
 from pydantic_core import PydanticUndefined
 
 from agentgym.config_file import all_keys
@@ -30,6 +32,17 @@ def settings_rows() -> list[str]:
 def test_the_settings_table_is_the_settings() -> None:
     table = README.split("## Settings")[1].split("\n\n")[1].splitlines()
     assert table[2:] == settings_rows()
+
+
+def test_published_recipes_are_settings() -> None:
+    table = README.split("## Algorithms")[1].split("\n\n")[2].splitlines()
+    recipes = dict(re.fullmatch(r"\| (.*) \| `(.*)` \|", row).groups() for row in table[2:])
+    assert len(recipes) > 10
+    for name, text in recipes.items():
+        given = tomllib.loads(f"settings = {{{text}}}")["settings"]
+        config = config_of(**given)
+        for section, values in given.items():
+            assert getattr(config, section).model_dump().items() >= values.items(), name
 
 
 def test_the_example_environment_plays(tmp_path: Path) -> None:

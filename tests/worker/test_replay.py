@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import config_of, episode_of, trajectory_of, within
+from chat_families import write_family
 from rich.console import Console
 from stage import FakePolicy
 
@@ -98,6 +99,20 @@ def test_sampled_answers_lead_to_the_same_tokens_rewards_and_end_again(
     assert same, text
     answers = sum(len(turns_of(record, agent)) for agent in agents)
     assert f"the same again, {answers} answers to the end by 'terminated'" in text
+
+
+def test_a_conversation_in_branches_is_the_same_again_and_can_be_forked(tmp_path: Path) -> None:
+    qwen3 = write_family(tmp_path / "qwen3", "qwen3")  # leaves earlier thinking out: a branch for each answer
+    answers = [f"<think>\n{word}?\n</think>\n\n{word}" for word in WORDS]
+    path = played(tmp_path, qwen3, "broken_envs:Sound", "agent", answers=answers, sampling={"max_tokens": 99})
+    record = read_source(path, -1).episode
+    assert len(record.trajectories) > 1
+    same, text = again(path)
+    assert same, text
+    (forked,) = continued(path, answers[::-1], turn=2)
+    said, before = ([turn.message for _, turn in turns_of(e, "agent")] for e in (forked, record))
+    assert said[:2] == before[:2]
+    assert len(said) == 4
 
 
 @pytest.mark.parametrize(
@@ -192,8 +207,8 @@ def test_a_fork_has_the_first_turns_of_the_record_and_then_its_own(tmp_path: Pat
 def test_forks_are_a_group_whose_common_turns_cancel_out(tmp_path: Path, model: Path) -> None:
     path = played(tmp_path, model, "broken_envs:Sound", "agent")
     (record,) = read_source(path, -1).episode.trajectories
-    forks = continued(path, WORDS, turn=2, count=6)
-    assert len({episode.reward("agent") for episode in forks}) > 1
+    forks = continued(path, WORDS, turn=3, count=6)  # each says another word last, and one is right
+    assert sorted(e.reward("agent") - min(f.reward("agent") for f in forks) for e in forks) == [0] * 5 + [1]
     found = assemble(
         [Group(0, 0, len(forks), dict(enumerate(forks)))],
         algorithm=AlgorithmConfig(normalize_batch=False, entropy_coefficient=0.1),
@@ -202,7 +217,7 @@ def test_forks_are_a_group_whose_common_turns_cancel_out(tmp_path: Path, model: 
         version=3,
         max_staleness=0,
     )
-    end = record.turns[1].end
+    end = record.turns[2].end
     for sample in found.samples:
         sample.verify()
     common = np.sum([sample.advantages[:end] * sample.weights[:end] for sample in found.samples], axis=0)
