@@ -94,22 +94,25 @@ async def continuations(cast: "Cast", turn: int, count: int) -> list[Episode]:
     Raises:
         EnvError: the environment did not come to the same turn again.
     """
-    pool = EnvPool(cast.source.env, slots=min(count, MOST_AT_ONCE))
+    slots = min(count, MOST_AT_ONCE)
+    pool, free = EnvPool(cast.source.env, slots=slots), asyncio.Semaphore(slots)
+    logs = [Log(cast.source.episode, kept=turn) for _ in range(count)]
 
     async def one(member: int) -> Episode:
-        log = Log(cast.source.episode, kept=turn)
-        episode = await _play(cast, log, pool, member)
+        async with free:
+            return await _play(cast, logs[member], pool, member)
+
+    try:
+        episodes = await asyncio.gather(*map(one, range(count)))
+    finally:
+        await pool.close()
+    for log, episode in zip(logs, episodes, strict=True):
         if log.stopped:
             raise EnvError(
                 "the episode cannot be continued, because its environment does not do the same again: "
                 f"{first_difference(log, episode, cast.decode)}"
             )
-        return episode
-
-    try:
-        return await asyncio.gather(*(one(member) for member in range(count)))
-    finally:
-        await pool.close()
+    return episodes
 
 
 class Cast:
