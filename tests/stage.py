@@ -32,6 +32,7 @@ class FakePolicy:
         self.prompts: list[str] = []
         self.asked: list[Sampling] = []
         self.timeouts: list[float] = []
+        self.affinities: list[object] = []
 
     async def complete(
         self,
@@ -40,11 +41,12 @@ class FakePolicy:
         *,
         routes_start: int,
         timeout: float,
-        affinity: str | None = None,
+        affinity: object = None,
     ) -> Completion:
         self.prompts.append(self.tokenizer.decode(prompt))
         self.asked.append(sampling)
         self.timeouts.append(timeout)
+        self.affinities.append(affinity)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer

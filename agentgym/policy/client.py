@@ -11,10 +11,12 @@ import abc
 import asyncio
 import contextlib
 import itertools
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import zmq
@@ -72,9 +74,9 @@ class Policy(Protocol):
         *,
         routes_start: int,
         timeout: float,
-        affinity: str | None = None,
+        affinity: object = None,
     ) -> Completion:
-        """Sample an answer to `prompt`.
+        """Sample an answer to `prompt`; requests with the same `affinity` have a common prefix.
 
         Raises:
             PolicyError: no answer within `timeout` seconds, or an error.
@@ -99,6 +101,9 @@ class Speaker(abc.ABC):
 Pending = dict[bytes, asyncio.Future[Packet]]
 ZmqContext = zmq.Context[zmq.Socket[bytes]]
 
+LENGTH_MEMORY = 0.98
+"""Of the running mean of answer lengths: it is over the last fifty or so."""
+
 
 class _Server:
     """One server's connection, and the requests that wait for it."""
@@ -106,9 +111,13 @@ class _Server:
     def __init__(self, address: str, context: ZmqContext) -> None:
         self.address = address
         self.pending: Pending = {}
+        self.tokens = 0.0
+        """Of the requests that wait: their prompts, and what is expected of their answers."""
+        self.lost = False
+        """Whether its connection broke and is not back yet: what it is sent would lie about."""
         socket = open_socket(context, zmq.DEALER)
         # A server that dies takes its requests with it: they fail at once, not at their deadlines.
-        self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._socket = socket
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._monitor.FD, self._look_at_monitor)
@@ -140,22 +149,29 @@ class _Server:
 
     def _look_at_monitor(self) -> None:
         while not self._monitor.closed and self._monitor.poll(0):
-            recv_monitor_message(self._monitor)  # only disconnects are asked for
-            self.fail(f"the connection to the policy server at {self.address} was lost")
+            self.lost = recv_monitor_message(self._monitor)["event"] == zmq.EVENT_DISCONNECTED
+            if self.lost:
+                self.fail(f"the connection to the policy server at {self.address} was lost")
 
 
 class PolicyClient:
     """A client of one or several policy servers that serve the same policy.
 
-    A request goes to the server with the fewest requests outstanding. Requests with the same `affinity` stay
-    on one server while it is known, since the keys and values of their common prefix are cached there.
+    A request goes to the server with the fewest tokens outstanding: prompts, and the answers as long as they are on
+    average. Requests with the same `affinity` stay on one server while it is there, since the keys and values of
+    their common prefix are cached there; it is any object, held weakly. A server whose connection is lost is not
+    asked until it is back.
     """
 
     def __init__(self, addresses: Sequence[str] = (), *, context: ZmqContext | None = None) -> None:
         """Connect; must be called inside a running event loop."""
         self._context = context or zmq.Context.instance()
         self._servers: dict[str, _Server] = {}
-        self._affinity: dict[str, str] = {}
+        self._affinity: WeakKeyDictionary[object, _Server] = WeakKeyDictionary()
+        self._answer_tokens: float | None = None
+        """The mean length of the answers."""
+        # Many clients that all prefer the first of equals would send it everything.
+        self._random = random.Random()
         self._ids = itertools.count()
         self.set_servers(addresses)
 
@@ -179,7 +195,7 @@ class PolicyClient:
         *,
         routes_start: int = 0,
         timeout: float,
-        affinity: str | None = None,
+        affinity: object = None,
     ) -> Completion:
         """Sample an answer to `prompt`; see `Policy.complete`. Cancelling the call stops the generation."""
         header = Generate(
@@ -192,11 +208,20 @@ class PolicyClient:
         )
         start = time.monotonic()
         server = self._choose(affinity)
-        packet = await self._ask(server, header, {"tokens": np.asarray(prompt, np.int32)}, timeout)
+        expected = sampling.max_tokens if self._answer_tokens is None else self._answer_tokens
+        tokens = len(prompt) + min(expected, sampling.max_tokens)
+        server.tokens += tokens
         try:
-            return _completion(packet, time.monotonic() - start)
+            packet = await self._ask(server, header, {"tokens": np.asarray(prompt, np.int32)}, timeout)
+            completion = _completion(packet, time.monotonic() - start)
         except WireError as error:
             raise PolicyError(f"the policy server at {server.address} sent nonsense: {error}") from error
+        finally:
+            server.tokens -= tokens
+        length = len(completion.tokens)
+        mean = length if self._answer_tokens is None else self._answer_tokens
+        self._answer_tokens = LENGTH_MEMORY * mean + (1 - LENGTH_MEMORY) * length
+        return completion
 
     async def health(self, address: str, *, timeout: float) -> Healthy:
         """Return what the server at `address` says of itself.
@@ -212,10 +237,6 @@ class PolicyClient:
         except WireError as error:
             raise PolicyError(f"the policy server at {address} sent nonsense: {error}") from error
 
-    def forget(self, affinity: str) -> None:
-        """Drop an affinity key that will not come again."""
-        self._affinity.pop(affinity, None)
-
     def close(self) -> None:
         """Close all connections; requests that wait fail with PolicyError."""
         for address in list(self._servers):
@@ -223,19 +244,25 @@ class PolicyClient:
 
     def _drop(self, address: str, why: str) -> None:
         server = self._servers.pop(address)
-        self._affinity = {key: a for key, a in self._affinity.items() if a != address}
+        server.lost = True
         server.fail(why)
         server.close()
 
-    def _choose(self, affinity: str | None) -> _Server:
-        if not self._servers:
-            raise PolicyUnavailableError("no policy server is known; the coordinator has not named one yet")
-        if affinity is not None and affinity in self._affinity:
-            return self._servers[self._affinity[affinity]]
-        server = min(self._servers.values(), key=lambda s: len(s.pending))
-        if affinity is not None:
-            self._affinity[affinity] = server.address
-        return server
+    def _choose(self, affinity: object) -> _Server:
+        there = [server for server in self._servers.values() if not server.lost]
+        if not there:
+            known = ", ".join(self._servers)
+            raise PolicyUnavailableError(
+                f"the connection to every policy server is lost: {known}"
+                if known
+                else "no policy server is known; the coordinator has not named one yet"
+            )
+        chosen = None if affinity is None else self._affinity.get(affinity)
+        if chosen is None or chosen.lost:
+            chosen = min(there, key=lambda server: (server.tokens, self._random.random()))
+            if affinity is not None:
+                self._affinity[affinity] = chosen
+        return chosen
 
     async def _ask(
         self, server: _Server, header: Generate | Health, arrays: dict[str, Any], timeout: float

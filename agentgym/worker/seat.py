@@ -170,8 +170,9 @@ class Seat:
         return records
 
     async def _sampled(self, player: Policy, conversation: Conversation) -> Message:
-        prompt, routes_start = conversation.prompt, conversation.routes_start
-        completion = await self._complete(player, prompt, self._sampling.within(self._room()), routes_start)
+        routes_start = conversation.routes_start
+        sampling = self._sampling.within(self._room())
+        completion = await self._complete(player, conversation, sampling, routes_start)
         if completion.finish_reason == "abort" or not len(completion.tokens):
             raise PolicyError(
                 f"policy {self._policy!r}: the server broke the answer off; the episode is lost"
@@ -192,14 +193,17 @@ class Seat:
         return self._limits.max_tokens - len(self._conversation.prompt) if self._conversation else 0
 
     async def _complete(
-        self, player: Policy, prompt: list[int], sampling: Sampling, routes_start: int
+        self, player: Policy, conversation: Conversation, sampling: Sampling, routes_start: int
     ) -> Completion:
         """Ask until a server answers: one that died comes back, and nothing of the episode is lost with it."""
+        prompt = conversation.prompt
         deadline = self._clock() + self._limits.request_timeout
         while True:
             left = max(0.001, deadline - self._clock())
             try:
-                return await player.complete(prompt, sampling, routes_start=routes_start, timeout=left)
+                return await player.complete(
+                    prompt, sampling, routes_start=routes_start, timeout=left, affinity=conversation
+                )
             except PolicyUnavailableError:
                 if left <= RETRY_SECONDS:
                     raise

@@ -31,12 +31,18 @@ while True:
 class Answerer:
     """Keeps requests until the test answers them."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, arrivals: "Arrivals | None" = None) -> None:
         self.address = address
         self.requests: asyncio.Queue[Packet] = asyncio.Queue()
+        self.arrivals: Arrivals = arrivals or asyncio.Queue()
+        """What reached this one and those that share it."""
         socket = open_socket(zmq.Context.instance(), zmq.ROUTER)
         socket.bind(address)
-        self.channel = Channel(socket, self.requests.put_nowait, lambda _sender, _error: None)
+        self.channel = Channel(socket, self._take, lambda _sender, _error: None)
+
+    def _take(self, packet: Packet) -> None:
+        self.requests.put_nowait(packet)
+        self.arrivals.put_nowait(self)
 
     async def next(self, record: type[Header]) -> Packet:
         packet = await asyncio.wait_for(self.requests.get(), 10.0)
@@ -49,6 +55,9 @@ class Answerer:
         self.channel.send(header, arrays, to=packet.sender, request_id=packet.request_id)
 
 
+Arrivals = asyncio.Queue[Answerer]
+
+
 def play(
     tmp_path: Path,
     script: Callable[[PolicyClient, list[Answerer]], Coroutine[Any, Any, None]],
@@ -57,7 +66,8 @@ def play(
     """Run a test's script with a client that is connected to some answerers."""
 
     async def run() -> None:
-        answerers = [Answerer(f"ipc://{tmp_path}/{i}") for i in range(servers)]
+        arrivals: Arrivals = asyncio.Queue()
+        answerers = [Answerer(f"ipc://{tmp_path}/{i}", arrivals) for i in range(servers)]
         client = PolicyClient([a.address for a in answerers])
         try:
             async with asyncio.timeout(20.0):
@@ -70,9 +80,15 @@ def play(
     asyncio.run(run())
 
 
-def ask(client: PolicyClient, timeout: float = 10.0, affinity: str | None = None) -> asyncio.Task[Completion]:
-    request = client.complete([5, 6], Sampling(max_tokens=4), timeout=timeout, affinity=affinity)
+def ask(
+    client: PolicyClient, timeout: float = 10.0, affinity: object = None, prompt: int = 2, most: int = 4
+) -> asyncio.Task[Completion]:
+    request = client.complete([5] * prompt, Sampling(max_tokens=most), timeout=timeout, affinity=affinity)
     return asyncio.create_task(request)
+
+
+class Talk:
+    """What the requests of one conversation have in common."""
 
 
 def test_answers_find_their_requests_in_any_order(tmp_path: Path):
@@ -137,29 +153,116 @@ def test_an_answer_without_its_arrays_is_a_policy_error(tmp_path: Path):
     play(tmp_path, script)
 
 
-def test_requests_go_to_the_server_with_the_fewest_outstanding(tmp_path: Path):
+def test_requests_go_to_the_server_with_the_fewest_tokens_outstanding(tmp_path: Path):
     async def script(client: PolicyClient, servers: list[Answerer]) -> None:
-        tasks = [ask(client) for _ in range(4)]
-        for server in servers:
-            for _ in range(2):
-                server.answer(await server.next(Generate), [1], [(0, 0)])
+        long = ask(client, prompt=100)
+        busy, packet = await first_of(servers)
+        (idle,) = (server for server in servers if server is not busy)
+        tasks = [ask(client) for _ in range(10)]  # 10 times 6 tokens weigh less than the long prompt
+        for _ in tasks:
+            idle.answer(await idle.next(Generate), [1], [(0, 0)])
+        await asyncio.gather(*tasks)
+        busy.answer(packet, [1], [(0, 0)])
+        await long
+
+    play(tmp_path, script, servers=2)
+
+
+async def first_of(servers: list[Answerer]) -> tuple[Answerer, Packet]:
+    """The first request that waits at one of some servers."""
+    while True:
+        server = await asyncio.wait_for(servers[0].arrivals.get(), 10.0)
+        if not server.requests.empty():  # else the test has taken it from there
+            return server, server.requests.get_nowait()
+
+
+def test_an_answer_counts_as_long_as_answers_are_and_not_as_long_as_it_may_be(tmp_path: Path):
+    async def script(client: PolicyClient, servers: list[Answerer]) -> None:
+        first = ask(client, most=1000)
+        server, packet = await first_of(servers)
+        server.answer(packet, [1], [(0, 0)])
+        await first
+        # A prompt of 20 tokens is now more than an answer of up to 1,000, which will have one.
+        tasks = [ask(client, prompt=20)]
+        busy, packet = await first_of(servers)
+        (idle,) = (server for server in servers if server is not busy)
+        tasks += [ask(client, prompt=1, most=1000) for _ in range(4)]
+        for _ in range(4):
+            idle.answer(await idle.next(Generate), [1], [(0, 0)])
+        busy.answer(packet, [1], [(0, 0)])
         await asyncio.gather(*tasks)
 
     play(tmp_path, script, servers=2)
+
+
+def test_many_clients_with_a_request_each_use_all_servers(tmp_path: Path):
+    async def run() -> None:
+        arrivals: Arrivals = asyncio.Queue()
+        answerers = [Answerer(f"ipc://{tmp_path}/{i}", arrivals) for i in range(2)]
+        clients = [PolicyClient([a.address for a in answerers]) for _ in range(40)]
+        tasks = [ask(client) for client in clients]
+        asked = {answerer.address: 0 for answerer in answerers}
+        for _ in range(40):
+            server, packet = await first_of(answerers)
+            server.answer(packet, [1], [(0, 0)])
+            asked[server.address] += 1
+        await asyncio.gather(*tasks)
+        assert min(asked.values()) >= 5
+        for closed in (*clients, *(a.channel for a in answerers)):
+            closed.close()
+
+    asyncio.run(asyncio.wait_for(run(), 20.0))
 
 
 def test_requests_of_one_conversation_stay_on_one_server(tmp_path: Path):
     async def script(client: PolicyClient, servers: list[Answerer]) -> None:
-        tasks = [ask(client, affinity="talk") for _ in range(4)]
-        for _ in tasks:
-            servers[0].answer(await servers[0].next(Generate), [1], [(0, 0)])
+        talk = Talk()
+        tasks = [ask(client, affinity=talk)]
+        mine, packet = await first_of(servers)
+        (other,) = (server for server in servers if server is not mine)
+        tasks += [ask(client, affinity=talk) for _ in range(3)]
+        for asked in (packet, *[await mine.next(Generate) for _ in range(3)]):
+            mine.answer(asked, [1], [(0, 0)])
         await asyncio.gather(*tasks)
-        client.set_servers([servers[1].address])
-        moved = ask(client, affinity="talk")
-        servers[1].answer(await servers[1].next(Generate), [1], [(0, 0)])
+        client.set_servers([other.address])
+        moved = ask(client, affinity=talk)
+        other.answer(await other.next(Generate), [1], [(0, 0)])
         await moved
 
     play(tmp_path, script, servers=2)
+
+
+def test_a_conversation_moves_on_when_its_server_dies_and_new_ones_use_it_when_it_is_back(tmp_path: Path):
+    async def script(client: PolicyClient, servers: list[Answerer]) -> None:
+        mortal, other = f"ipc://{tmp_path}/mortal", servers[0]
+        process = await listening(mortal)
+        client.set_servers([mortal])
+        talk = Talk()
+        task = ask(client, affinity=talk)
+        await heard(process)
+        client.set_servers([mortal, other.address])
+        process.kill()
+        with pytest.raises(PolicyUnavailableError, match="mortal was lost"):
+            await task
+        close(process)
+        again = ask(client, affinity=talk)  # the coordinator has not yet noticed
+        other.answer(await other.next(Generate), [7], [(0, 0)])
+        assert (await again).tokens.tolist() == [7]
+        client.set_servers([mortal])
+        with pytest.raises(PolicyUnavailableError, match=r"every policy server is lost: .*mortal"):
+            await ask(client)
+        process = await listening(mortal)
+        asked = asyncio.create_task(heard(process))
+        while not asked.done():  # the connection comes back by itself
+            task = ask(client)
+            await asyncio.wait([task, asked], return_when=asyncio.FIRST_COMPLETED)
+            assert asked.done() or isinstance(task.exception(), PolicyUnavailableError)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        process.kill()
+        close(process)
+
+    play(tmp_path, script)
 
 
 def test_requests_on_a_server_that_leaves_fail_at_once(tmp_path: Path):
@@ -178,21 +281,40 @@ def test_requests_on_a_server_that_leaves_fail_at_once(tmp_path: Path):
 def test_requests_on_a_server_that_dies_fail_at_once(tmp_path: Path):
     async def script() -> None:
         address = f"ipc://{tmp_path}/mortal"
-        process = subprocess.Popen([sys.executable, "-c", LISTEN, address], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "bound\n"
+        process = await listening(address)
         client = PolicyClient([address])
         task = ask(client, timeout=60.0)
-        assert await asyncio.to_thread(process.stdout.readline) == "asked\n"
+        await heard(process)
         process.kill()
         with pytest.raises(PolicyUnavailableError, match=r"mortal was lost"):
             async with asyncio.timeout(10.0):
                 await task
         client.close()
-        process.wait()
-        process.stdout.close()
+        close(process)
 
     asyncio.run(script())
+
+
+Listener = subprocess.Popen[str]
+
+
+async def listening(address: str) -> Listener:
+    """A process with a server's socket, which never answers."""
+    process = subprocess.Popen([sys.executable, "-c", LISTEN, address], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert await asyncio.to_thread(process.stdout.readline) == "bound\n"
+    return process
+
+
+async def heard(process: Listener) -> None:
+    assert process.stdout is not None
+    assert await asyncio.to_thread(process.stdout.readline) == "asked\n"
+
+
+def close(process: Listener) -> None:
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
 
 
 def test_spans_that_do_not_begin_at_the_first_token_are_refused():

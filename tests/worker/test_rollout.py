@@ -208,6 +208,15 @@ def test_an_episode_that_takes_too_long_is_truncated_and_keeps_its_turns(tokeniz
     assert rewards(play.episode.trajectories[0]) == [1.0, 0.0]
 
 
+def test_the_turns_of_an_agent_have_an_affinity_of_their_own(tokenizer: ChatTokenizer) -> None:
+    policy = FakePolicy(tokenizer, "one", "two", "three", "four")
+    Stage(tokenizer, policy).play(Relay(rounds=2), "aec")
+    first, second, third, fourth = policy.affinities
+    assert first is third
+    assert second is fourth
+    assert first is not second
+
+
 def test_a_server_that_is_not_there_is_asked_again(tokenizer: ChatTokenizer) -> None:
     gone = PolicyUnavailableError("no policy server is known")
     policy = FakePolicy(tokenizer, gone, "x")
