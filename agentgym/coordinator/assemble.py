@@ -38,7 +38,7 @@ class Assembled:
     samples: list[Sample]
     episodes: list[Episode]
     ages: NDArray[np.int32]
-    """Of every sampled token of the trained policy, masked or not, in versions."""
+    """Of every token that is trained on, in versions."""
     baselines: Baselines
     """What the advantages remember for the next step."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -106,12 +106,13 @@ def assemble(
         _sample(fresh[n], scale, weights[n])
         for n in useful or range(len(fresh))[:1]  # a step where all plays agree still counts as a step
     ]
-    sampled = [row.trajectory.versions[row.trajectory.loss_mask] for row in scored]
-    ages = (version - np.concatenate(sampled) if sampled and not warmup else np.zeros(0)).astype(np.int32)
+    sampled = sum(int(row.trajectory.loss_mask.sum()) for row in scored)
+    trained = [] if warmup else [sample.versions[sample.loss_mask] for sample in samples]
+    ages = (version - np.concatenate(trained) if trained else np.zeros(0)).astype(np.int32)
     metrics = {
         "samples": float(len(samples)),
         "zero_advantage_share": 1.0 - len(useful) / len(fresh) if fresh else 0.0,
-        "stale_share": float(((ages > max_staleness) | (ages < 0)).mean()) if len(ages) else 0.0,
+        "stale_share": 1.0 - sum(int(row.mask.sum()) for row in fresh) / sampled if sampled else 0.0,
     }
     episodes = [episode for members in members_B_G for episode in members]
     return Assembled(samples, episodes, ages, baselines, metrics)
