@@ -71,6 +71,8 @@ class Engine:
         self._config = config
         self._shapes = shapes
         self._version = 0
+        self._loads = 0
+        """Weight updates so far: unlike versions, which are loaded again after a resume or by a pool, none repeats."""
         self._ids = itertools.count()
         self._spans: dict[str, list[tuple[int, int]]] = {}
         """By our request id, for requests whose answer has not arrived."""
@@ -111,6 +113,17 @@ class Engine:
         """Whether vLLM's own process ended or failed; nothing can be asked any more."""
         return bool(self.llm.errored)
 
+    async def kv_usage(self) -> float:
+        """Return the share of the key-value cache that running requests use.
+
+        Raises:
+            PolicyError: vLLM does not say.
+        """
+        try:
+            return float(await self.llm.engine_core.call_utility_async("agentgym_kv_usage"))
+        except (VLLMServerError, VLLMClientError) as error:
+            raise PolicyError(f"vLLM does not say how full its cache is: {error}") from error
+
     def close(self) -> None:
         """Stop vLLM's process. It holds nothing that could be lost, and would take 15 s to end by itself."""
         for process in multiprocessing.active_children():
@@ -135,8 +148,8 @@ class Engine:
         name = str(next(self._ids))
         spans = self._spans[name] = [(0, self._version)]
         start = time.monotonic()
-        # The salt keeps keys and values that old weights computed away from this request.
-        request = tokens_input(prompt.tolist(), cache_salt=str(self._version))
+        # The salt keeps keys and values that other weights computed away from this request.
+        request = tokens_input(prompt.tolist(), cache_salt=str(self._loads))
         stream: AsyncGenerator[Any, None] = self.llm.generate(
             request, self.sampling_params(sampling, routes_start), name
         )
@@ -189,7 +202,7 @@ class Engine:
             if recompute:
                 await self.llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
             # Requests made from here on reach vLLM behind the reload: they travel through the same pipe.
-            self._version = version
+            self._version, self._loads = version, self._loads + 1
             files = [str(file) for file in weight_files(path)]
             [counts] = await self.llm.collective_rpc("agentgym_load_weights", args=(files,))
             # vLLM appends a hyphen and a random suffix to our request ids.

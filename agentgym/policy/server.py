@@ -168,6 +168,8 @@ class PolicyServer:
         """Requests answered with a completion since the start."""
         self.garbage = 0
         """Messages that could not be read."""
+        self._kv_usage = 0.0
+        self._measuring: asyncio.Task[None] | None = None
         self._channel = Door([bind], self._on_packet, self._on_garbage, keys=keys)
         (self.address,) = self._channel.addresses
         """Where workers reach it."""
@@ -183,12 +185,22 @@ class PolicyServer:
         return {
             "busy": self.busy.read(),
             "running": float(len(self._tasks)),
+            "kv_usage": self._kv_usage,
             "tokens": float(self.generated),
             "requests": float(self.answered),
             "garbage": float(self.garbage),
             **{f"wire/{name}": float(count) for name, count in self._channel.counts.items()},
             "version": float(self._engine.version),
         }
+
+    def measure(self) -> None:
+        """Ask vLLM how full it is, for the next `stats`; it answers between two engine steps."""
+        if self._measuring is None or self._measuring.done():
+            self._measuring = asyncio.get_running_loop().create_task(self._measure())
+
+    async def _measure(self) -> None:
+        with contextlib.suppress(PolicyError):  # its death is noticed elsewhere
+            self._kv_usage = await self._engine.kv_usage()
 
     async def drain(self) -> None:
         """Return when nothing is in hand any more."""
@@ -197,7 +209,7 @@ class PolicyServer:
 
     def close(self) -> None:
         """Stop all generations and close the socket."""
-        for task in self._tasks.values():
+        for task in [*self._tasks.values(), *([self._measuring] if self._measuring else [])]:
             task.cancel()
         self._channel.close()
 
@@ -295,6 +307,7 @@ async def _until_drained(
             raise RunError(f"the coordinator refused {name}: {link.refusal}")
         if link.silence > silence_timeout:
             raise RunError(f"the coordinator was silent for {link.silence:.0f} s; {name} ends")
+        server.measure()
         link.tell(Heartbeat(stats=server.stats) if link.welcomed else _hello(server, name, policy))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(interval):

@@ -1,12 +1,13 @@
 """What vLLM lacks on a CPU for training with router replay and live weight updates.
 
-vLLM calls `register` in each of its processes (entry point `vllm.general_plugins`). On a CPU, vLLM 0.29
+vLLM calls `register` in each of its processes (entry point `vllm.general_plugins`). It lets the engine be asked how
+full its key-value cache is, which vLLM would tell only with statistics over every token. On a CPU, vLLM 0.29
 
 1. cannot report which experts it chose: the CPU experts class computes the choice itself and offers no hook;
 2. packs expert weights for its kernels only when it starts, so that new ones are used as if packed already;
 3. leaves a tied output layer on its own packed copy of the old embedding.
 
-`register` closes the first two; `repack_tied_head`, called after each update, closes the third. The last two
+`register` closes the first two gaps; `repack_tied_head`, called after each update, closes the third. The last two
 raise no error by themselves: results are just wrong. So the plugin insists on the version it was tested with.
 """
 
@@ -34,7 +35,9 @@ def register() -> None:
 
     import vllm
     from vllm.platforms import current_platform
+    from vllm.v1.engine.core import EngineCore
 
+    EngineCore.agentgym_kv_usage = _kv_usage
     if not current_platform.is_cpu():
         return
     if not vllm.__version__.startswith(SUPPORTED_VLLM):
@@ -54,6 +57,11 @@ def repack_tied_head(model: Any) -> None:
     head, embedding = model.lm_head, model.model.embed_tokens
     head.weight = embedding.weight
     head.quant_method.process_weights_after_loading(head)
+
+
+def _kv_usage(core: Any) -> float:
+    """Return the share of the key-value cache that running requests use; a method of vLLM's engine core."""
+    return float(core.scheduler.get_kv_cache_usage())
 
 
 def _capture_routes() -> None:

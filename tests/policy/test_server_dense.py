@@ -41,7 +41,6 @@ def test_a_tied_output_layer_follows_live_updates(server: RunningServer, tmp_pat
     for version, model in enumerate([server.model, perturbed(server.model, tmp_path / "v1", seed=1)]):
         if version:
             server.load(version, model)
-        # The same prompt each time: a prefix cache that mixed versions would be found out.
         for answer in asyncio.run(together(server, [PROMPT] * 3, Sampling(max_tokens=30))):
             assert np.abs(answer.logprobs - reference_logprobs(model, PROMPT, answer.tokens)).max() <= 1e-5
             assert answer.versions.tolist() == [version] * 30
@@ -72,14 +71,29 @@ def test_kept_keys_and_values_leave_the_switch_exact(server: RunningServer, tmp_
         assert not under_old[switch : switch + 5].all()
 
 
-def test_heartbeats_say_what_the_server_did(server: RunningServer):
+def test_the_prefix_cache_never_mixes_weights(server: RunningServer, tmp_path: Path):
+    one, other = (perturbed(server.model, tmp_path / f"v{v}", seed=v) for v in (4, 5))
+    prompt = PROMPT * 25  # longer than two blocks of the cache
+    # A resumed trainer makes version 4 again, from other weights; a pool goes back to an earlier snapshot.
+    for version, model in ((4, one), (4, other), (5, one), (4, other), (4, one)):
+        server.load(version, model)
+        for _ in range(2):  # the second one finds the first one's prompt
+            (answer,) = asyncio.run(together(server, [prompt], Sampling(max_tokens=20)))
+            assert np.abs(answer.logprobs - reference_logprobs(model, prompt, answer.tokens)).max() <= 1e-5
+            assert answer.versions.tolist() == [version] * 20
+
+
+def test_heartbeats_say_what_the_server_did_and_how_full_it_is(server: RunningServer):
     before = server.expect(Heartbeat).stats
-    asyncio.run(together(server, [PROMPT] * 8, Sampling(max_tokens=100)))
+    asyncio.run(together(server, [PROMPT] * 8, Sampling(max_tokens=400)))
     beats = [server.expect(Heartbeat).stats]
     while beats[-1]["requests"] < before["requests"] + 8:
         beats.append(server.expect(Heartbeat).stats)
-    assert beats[-1]["tokens"] >= before["tokens"] + 800
+    assert beats[-1]["tokens"] >= before["tokens"] + 3200
     assert all(0.0 <= beat["busy"] <= 1.0 for beat in beats)
+    assert max(beat["running"] for beat in beats) == 8.0
+    assert 0.0 < max(beat["kv_usage"] for beat in beats) < 0.1
+    assert 0.0 in (server.expect(Heartbeat).stats["kv_usage"] for _ in range(10))
 
 
 def test_a_drained_server_ends(server: RunningServer):
