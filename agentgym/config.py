@@ -80,6 +80,8 @@ class RolloutConfig(Section):
     """Episodes of the same task (the same seed) in a group."""
     max_staleness: Annotated[int, Field(ge=0)] = 1
     """Versions that a trained token may be older than the weights it trains. 0: generation and training alternate."""
+    max_playing: Positive | None = None
+    """Episodes in play at once, over all workers; None: as many as the policy servers can use, which is measured."""
     group_timeout: Seconds = 120.0
     """Seconds after its first member finished until a group goes on with the members it has (2 or more)."""
     max_filtered: Annotated[int, Field(ge=0)] = 0

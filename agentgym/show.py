@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from zlib import crc32
 
 from rich.console import Console
 
 from agentgym.config_file import load_config
-from agentgym.coordinator.store import FOLDER, count_episodes, stored_episodes
+from agentgym.coordinator.schedule import task_seed
+from agentgym.coordinator.store import FOLDER, count_episodes, stored_episodes, tasks_set_aside
 from agentgym.episode_json import EpisodeRecord, read_episodes, record_of
 from agentgym.episode_print import print_episode
 from agentgym.errors import ConfigError
@@ -35,6 +37,8 @@ def show(path: Path, *, number: int | None, console: Console) -> None:
         part = numbered(path, total, number)
     for position, record in enumerate(read(part), start=part.indices(total)[0] + 1):
         print_episode(record, console, title=f"episode {position} of {total}")
+    if path.is_dir() and number is None:
+        _print_set_aside(path, console)
 
 
 def numbered(path: Path, total: int, number: int) -> slice:
@@ -57,6 +61,18 @@ def _of_run(run: Path, part: slice) -> list[EpisodeRecord]:
         record_of(stored.episode, decode, lease=stored.lease_id, **_trained(stored.step, config.warmup.steps))
         for stored in stored_episodes(run, part)
     ]
+
+
+def _print_set_aside(run: Path, console: Console) -> None:
+    """Print the tasks that nothing could be learned from, each with its seed, for `agentgym play --seed`."""
+    config = load_config(run / "config.json")
+    for task in tasks_set_aside(run):
+        seed = task_seed(config.run.seed, crc32(config.env.id.encode()), task.task_index)
+        console.print(
+            f"task {task.task_index} (seed {seed}) was set aside, {task.given_up} of its {task.size} episodes failed: "
+            f"{task.error}",
+            style="yellow", markup=False, highlight=False,
+        )  # fmt: skip
 
 
 def _trained(step: int | None, warmup: int) -> dict[str, int]:

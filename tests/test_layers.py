@@ -58,7 +58,7 @@ LAYERS = [
     "advantages.plays advantages.running advantages.shaping advantages.teams advantages.turns",
     "advantages.menu coordinator.groups coordinator.leases coordinator.lineup coordinator.peers coordinator.pools "
     "coordinator.clock coordinator.schedule coordinator.segments coordinator.supervisor",
-    "coordinator.store",
+    "coordinator.concurrency coordinator.store",
     "show coordinator.assemble coordinator.launch coordinator.scoring coordinator.serving",
     "coordinator.surroundings",
     "coordinator.dispatcher coordinator.report",

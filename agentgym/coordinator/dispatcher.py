@@ -1,13 +1,14 @@
 """Which episodes are played next, and what becomes of the finished ones. No sockets here.
 
 Groups are opened while fewer than the step's capacity are open, waiting or in training, and never more than the
-steps that are left can use. A failed play is tried again where the policy failed, and given up where the environment
-did: the same seed would fail again.
+steps that are left can use; of their episodes no more are in play than the policy servers can use. A failed play is
+tried again where the policy failed, and given up where the environment did: the same seed would fail again. A task
+that fails every time is set aside with its error, and another one is played.
 """
 
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from zlib import crc32
 
 from agentgym.config import Config
 from agentgym.coordinator.assemble import teaches
-from agentgym.coordinator.groups import Group, GroupBuffer
+from agentgym.coordinator.concurrency import Concurrency
+from agentgym.coordinator.groups import Group, GroupBuffer, SetAside
 from agentgym.coordinator.leases import LeaseTable, Ticket
 from agentgym.coordinator.lineup import EVERYBODY_ELSE, Lineups
+from agentgym.coordinator.peers import ServerPeer
 from agentgym.coordinator.pools import Pools
 from agentgym.coordinator.schedule import Step, sampling_seed, task_seed
 from agentgym.coordinator.surroundings import Store
@@ -29,6 +32,9 @@ from agentgym.ratings import Ratings
 
 RATING_DECAY = 0.99
 """Win rates are over about the last hundred meetings: the trained policy changes."""
+
+FAILING_TASKS = 8
+"""Different tasks whose episodes fail one after another before it is the environment's fault, or the policy's."""
 
 _logger = logging.getLogger(__name__)
 
@@ -67,7 +73,8 @@ class Dispatcher:
         # Tasks that the earlier run began, and of which no episode is left.
         begun = [*state.get("pending_tasks", []), *range(next_task, self._next_task)]
         self._again: deque[int] = deque(task for task in begun if task not in stored)
-        self._failures_in_a_row = 0
+        self._failing: list[int] = []
+        """The tasks of the episodes that failed since one succeeded."""
         self._unscored_in_a_row = 0
         self.groups = GroupBuffer(
             timeout=config.rollout.group_timeout,
@@ -90,6 +97,7 @@ class Dispatcher:
         self.ratings = Ratings(decay=RATING_DECAY)
         if "ratings" in state:
             self.ratings.restore(state["ratings"])
+        self.concurrency = Concurrency(config)
         self._lineups = Lineups(config, agents)
         self._lineup: dict[AgentId, str] | None = None
         """Of the next group, which may have to wait for a pool."""
@@ -123,8 +131,14 @@ class Dispatcher:
                 return
 
     def issue(self, worker: bytes, now: float) -> Lease | None:
-        """Lease the next episode to a worker; None if none waits."""
+        """Lease the next episode to a worker; None if none waits, or as many are in play as the servers can use."""
+        if self.leases.playing >= self.concurrency.limit and not self.leases.taught:
+            return None
         return self.leases.issue(worker, now)
+
+    def adapt(self, servers: Collection[ServerPeer]) -> None:
+        """Let more or fewer episodes be in play, by what the policy servers say of themselves."""
+        self.concurrency.adapt(servers, playing=self.leases.playing, wanted=self.leases.waiting > 0)
 
     def take_in(self, lease_id: int, worker: bytes, episode: Episode, now: float) -> Group | None:
         """Take in the episode of a lease; return its group, or None where the episode is of no use.
@@ -146,7 +160,7 @@ class Dispatcher:
         elif episode.status is Status.FAILED:
             self._failed(ticket, episode.error, again=episode.end_reason is not EndReason.ENV_FAILED)
         else:
-            self._failures_in_a_row = 0
+            self._failing.clear()
             self.counts["tokens"] += sum(int(t.loss_mask.sum()) for t in episode.trajectories)
             if not ticket.teacher:
                 self.ratings.add(episode)
@@ -164,8 +178,7 @@ class Dispatcher:
             self.groups.scored(group.group_id, scored)
             return
         self.last_error = str(scored)
-        _logger.warning("group %d (task %d) is dropped: %s", group.group_id, group.task_index, scored)
-        self.groups.scored(group.group_id, None)
+        self.groups.unscored(group.group_id, str(scored))
         self._unscored_in_a_row += 1
         if self._unscored_in_a_row >= max(4, self._config.rollout.tasks_per_step):
             raise RunError(
@@ -182,22 +195,34 @@ class Dispatcher:
     def worker_lost(self, worker: bytes) -> int:
         """Queue the episodes of a dead worker again; return how many it held."""
         tickets = self.leases.take_back(worker)
-        self._retry(tickets)
+        self._retry(tickets, "its worker was lost")
         return len(tickets)
+
+    def take_dropped(self) -> list[SetAside]:
+        """Return the tasks whose groups were dropped since the last time."""
+        tasks = self.groups.take_dropped()
+        for task in tasks:
+            if not task.error:
+                continue
+            _logger.warning(
+                "task %d is set aside, %d of its %d episodes failed: %s",
+                task.task_index, task.given_up, task.size, task.error,
+            )  # fmt: skip
+        return tasks
 
     def _failed(self, ticket: Ticket, error: str, *, again: bool) -> None:
         self.last_error = error
         _logger.warning("task %d, member %d failed: %s", ticket.task_index, ticket.member, error)
-        self._failures_in_a_row += 1
-        if self._failures_in_a_row >= max(16, self._config.episodes_per_step):
+        self._failing.append(ticket.task_index)
+        enough = len(self._failing) >= max(16, self._config.episodes_per_step)
+        if enough and len(set(self._failing)) >= FAILING_TASKS:
             raise RunError(
-                f"{self._failures_in_a_row} episodes failed one after another, none succeeded; "
-                f"the last one: {error}"
+                f"{len(self._failing)} episodes failed one after another, none succeeded; the last one: {error}"
             )
         if again:
-            self._retry([ticket])
+            self._retry([ticket], error)
         else:
-            self.groups.give_up(ticket.group_id, ticket.member)
+            self.groups.give_up(ticket.group_id, ticket.member, error)
 
     def watch(self, now: float) -> list[tuple[int, bytes]]:
         """Deal with what is overdue; return the (lease id, worker) pairs to be cancelled."""
@@ -209,18 +234,18 @@ class Dispatcher:
                 group.group_id, len(group.episodes), group.size, self._config.rollout.group_timeout,
             )  # fmt: skip
         overdue = self.leases.overdue(now)
-        self._retry([ticket for _, _, ticket in overdue])
+        self._retry([ticket for _, _, ticket in overdue], "its worker did not answer in time")
         return unwanted + [(lease_id, worker) for lease_id, worker, _ in overdue]
 
     def take(self, step: Step) -> list[Group] | None:
         """Return the groups of a step, or None while there are not enough."""
         return self.groups.take(step.groups) if self.groups.ready >= step.groups else None
 
-    def _retry(self, tickets: list[Ticket]) -> None:
+    def _retry(self, tickets: list[Ticket], why: str) -> None:
         for ticket in tickets:
             if not self.leases.try_again(ticket):
                 _logger.error("task %d, member %d is given up", ticket.task_index, ticket.member)
-                self.groups.give_up(ticket.group_id, ticket.member)
+                self.groups.give_up(ticket.group_id, ticket.member, f"tried {ticket.tries + 1} times: {why}")
 
     def _open_group(self, step: Step) -> bool:
         """Open the next group; False if a pool that it plays against is not ready."""

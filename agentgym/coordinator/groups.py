@@ -1,10 +1,10 @@
 """Groups: the episodes of one task, gathered until they can be compared.
 
 A group is complete when each of its members has an episode or is given up. With fewer usable members than a
-comparison needs it is dropped and counted. A group whose first member has waited `timeout` seconds goes on with the
-members it has; the rest are not waited for. Where there are group rewards, a complete group is scored before it is
-ready. A group that teaches nothing may be left out then: it is dropped at once, so that the next one can be opened
-in its place with newer weights, and a step waits for as many groups as ever.
+comparison needs it is dropped, and its task is set aside with what went wrong. A group whose first member has waited
+`timeout` seconds goes on with the members it has; the rest are not waited for. Where there are group rewards, a
+complete group is scored before it is ready. A group that teaches nothing may be left out then: it is dropped at once,
+so that the next one can be opened in its place with newer weights, and a step waits for as many groups as ever.
 """
 
 from collections import Counter, deque
@@ -23,7 +23,8 @@ class Group:
     size: int
     episodes: dict[int, Episode] = field(default_factory=dict)
     """By member."""
-    given_up: set[int] = field(default_factory=set)
+    given_up: dict[int, str] = field(default_factory=dict)
+    """Why, by member."""
     deadline: float | None = None
     scoring: bool = False
     """Whether its group rewards were asked for."""
@@ -37,6 +38,20 @@ class Group:
     def complete(self) -> bool:
         """Whether nothing more is expected."""
         return len(self.episodes) + len(self.given_up) >= self.size
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A task whose group was dropped, and why."""
+
+    task_index: int
+    size: int
+    given_up: int
+    """Members that were given up."""
+    error: str
+    """Of the last one, or why the others are of no use; empty where their plays teach nothing."""
+    group_id: int = -1
+    """-1: read from the disk, where its group is no more."""
 
 
 class GroupBuffer:
@@ -63,9 +78,9 @@ class GroupBuffer:
         self._open: dict[int, Group] = {}
         self._ready: deque[Group] = deque()
         self.counts: Counter[str] = Counter()
-        """opened, restored, ready, dropped, filtered (dropped because they taught nothing), short (went on without
-        all members), late (episodes of closed groups)."""
-        self._dropped: list[int] = []
+        """opened, restored, ready, dropped (for an error: set_aside; because they taught nothing: filtered), short (went
+        on without all members), late (episodes of closed groups)."""
+        self._dropped: list[SetAside] = []
 
     @property
     def open(self) -> int:
@@ -111,11 +126,11 @@ class GroupBuffer:
         self._close_if_complete(group)
         return group
 
-    def give_up(self, group_id: int, member: int) -> None:
-        """Go on without a member."""
+    def give_up(self, group_id: int, member: int, error: str) -> None:
+        """Go on without a member, because of an error."""
         group = self._open.get(group_id)
         if group is not None:
-            group.given_up.add(member)
+            group.given_up[member] = error
             self._close_if_complete(group)
 
     def to_score(self) -> list[Group]:
@@ -125,17 +140,18 @@ class GroupBuffer:
             group.scoring = True
         return found
 
-    def scored(self, group_id: int, episodes: list[Episode] | None) -> None:
-        """Go on with the scored episodes of a group, in the order of its members; None: drop it."""
+    def unscored(self, group_id: int, error: str) -> None:
+        """Drop a group that could not be scored."""
+        self._drop(self._unscored.pop(group_id), error)
+
+    def scored(self, group_id: int, episodes: list[Episode]) -> None:
+        """Go on with the scored episodes of a group, in the order of its members."""
         group = self._unscored.pop(group_id)
-        if episodes is None:
-            self._drop(group)
-            return
         group.episodes = dict(zip(sorted(group.episodes), episodes, strict=True))
         self._make_ready(group)
 
-    def take_dropped(self) -> list[int]:
-        """Return the ids of the groups that were dropped since the last time."""
+    def take_dropped(self) -> list[SetAside]:
+        """Return what was dropped since the last time."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
@@ -159,21 +175,25 @@ class GroupBuffer:
     def _close(self, group: Group) -> None:
         del self._open[group.group_id]
         if len(group.episodes) < min(2, group.size):
-            self._drop(group)
+            late = f"only {len(group.episodes)} of {group.size} members finished in time"
+            self._drop(group, next(reversed(group.given_up.values()), late))
         elif self._scored and group.size > 1:
             self._unscored[group.group_id] = group
         else:
             self._make_ready(group)
 
-    def _drop(self, group: Group) -> None:
+    def _drop(self, group: Group, error: str) -> None:
         self.counts["dropped"] += 1
-        self._dropped.append(group.group_id)
+        self.counts["set_aside"] += bool(error)
+        self._dropped.append(
+            SetAside(group.task_index, group.size, len(group.given_up), error, group.group_id)
+        )
 
     def _make_ready(self, group: Group) -> None:
         if group.size > 1 and self._filtered < self._max_filtered and not self._teaches(group):
             self._filtered += 1
             self.counts["filtered"] += 1
-            self._drop(group)
+            self._drop(group, "")
             return
         self._ready.append(group)
         self.counts["ready"] += 1

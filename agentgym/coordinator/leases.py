@@ -57,6 +57,11 @@ class LeaseTable:
         return len(self._waiting)
 
     @property
+    def taught(self) -> bool:
+        """Whether a teacher plays the next episode."""
+        return bool(self._waiting) and bool(self._waiting[0].teacher)
+
+    @property
     def playing(self) -> int:
         """Leases that are out."""
         return len(self._issued)

@@ -6,7 +6,7 @@ one is connected. A server that starts late or comes back is brought to the vers
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -34,7 +34,16 @@ class ServerPeer:
     version: int
     """The weights it samples with."""
     loading: int | None = None
-    """The version that it was asked to load."""
+    """The version that it was asked to load at last; it loads in the order in which it is asked."""
+
+    stats: dict[str, float] = field(default_factory=dict)
+    """Of its last heartbeat."""
+
+    def has_loaded(self, version: int) -> None:
+        """Note what it says; it may have been asked for a newer version meanwhile."""
+        self.version = version
+        if version == self.loading:
+            self.loading = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,11 @@ class Peers:
             return None
         peer.heard = now
         return peer.name
+
+    def note(self, identity: bytes, stats: dict[str, float]) -> None:
+        """Keep the numbers of a policy server's heartbeat."""
+        if identity in self.servers:
+            self.servers[identity].stats = stats
 
     def silent(self, before: float) -> list[str]:
         """Return the names of the workers and servers not heard of since `before`."""

@@ -160,6 +160,7 @@ class Coordinator:
         match header:
             case Heartbeat():
                 self._supervisor.heard(name, header.stats)
+                self._peers.note(sender, header.stats)
             case Ready() if sender in self._peers.workers:
                 self._peers.workers[sender].credits += header.credits
             case Leaving() if sender in self._peers.workers:
@@ -168,8 +169,7 @@ class Coordinator:
             case EpisodeDone() if sender in self._peers.workers:
                 self._episode(sender, header, packet, now)
             case Loaded() if sender in self._peers.servers:
-                loaded = self._peers.servers[sender]
-                loaded.version, loaded.loading = header.version, None
+                self._peers.servers[sender].has_loaded(header.version)
                 self._reporter.loaded(header.seconds)
                 self._update_servers()
             case BatchRequest() if sender == self._peers.trainer:
@@ -289,7 +289,7 @@ class Coordinator:
             if self._dispatcher.pools.by_name:
                 self._update_servers()  # one may have gone on to another snapshot
             self._issue(now)
-        self._store.drop(self._dispatcher.groups.take_dropped())
+        self._store.set_aside(self._dispatcher.take_dropped())
         for group in self._dispatcher.groups.to_score():
             self._scorer.start(group)
         if self._training.feed(self._peers.trainer):
@@ -335,6 +335,7 @@ class Coordinator:
             self._channel.send(Cancel(lease_id=lease_id), to=identity)
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + limits.heartbeat_interval
+            self._dispatcher.adapt(self._peers.servers.values())
             for identity in self._peers.everyone:
                 self._channel.send(Heartbeat(), to=identity)
         waited = now - self._progress

@@ -17,6 +17,7 @@ def run_numbers(dispatcher: Dispatcher, supervisor: Supervisor) -> dict[str, flo
         "system/queue/playing": float(leases.playing),
         "system/queue/open_groups": float(groups.open),
         "system/queue/ready_groups": float(groups.ready),
+        "system/concurrency/limit": float(dispatcher.concurrency.limit),
         "system/restarts": float(supervisor.restarts),
     }
     for prefix, counts in (

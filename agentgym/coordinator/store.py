@@ -3,6 +3,7 @@
     RUN/episodes/ledger.sqlite    SQLite in write-ahead mode, synced with every transaction
         groups      group_id, task_index, size, step, place
         episodes    lease_id, group_id, and where its message lies
+        set_aside   tasks that nothing could be learned from: task_index, size, given_up, error
     RUN/episodes/segment-000001   the messages in which workers sent their episodes (`agentgym.coordinator.segments`)
 
 Only the user who runs it may read them.
@@ -30,6 +31,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from agentgym.coordinator.groups import SetAside
 from agentgym.coordinator.segments import Place, Segments, read_message
 from agentgym.episode import Episode
 from agentgym.episode_codec import decode_episode
@@ -40,7 +42,9 @@ from agentgym.wire import pack, unpack
 FOLDER = "episodes"
 """In the run directory."""
 LEDGER = "ledger.sqlite"
-FORMAT = 1
+FORMAT = 2
+MAX_ERROR = 2000
+"""Characters of an error that are kept."""
 CLOSE_SECONDS = 30.0
 """For the changes that wait when a run ends."""
 
@@ -52,6 +56,9 @@ CREATE TABLE groups (
 CREATE TABLE episodes (
     arrival INTEGER PRIMARY KEY, lease_id INTEGER NOT NULL UNIQUE, group_id INTEGER NOT NULL,
     segment INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL, crc INTEGER NOT NULL
+);
+CREATE TABLE set_aside (
+    task_index INTEGER PRIMARY KEY, size INTEGER NOT NULL, given_up INTEGER NOT NULL, error TEXT NOT NULL
 );
 CREATE INDEX episodes_by_group ON episodes (group_id);
 PRAGMA user_version = {FORMAT};
@@ -188,6 +195,21 @@ class EpisodeStore:
         if group_ids:
             self._changes.put((lambda connection: self._remove(connection, group_ids), None))
 
+    def set_aside(self, tasks: Sequence[SetAside]) -> None:
+        """Remove groups that were dropped, and keep the tasks that failed, with their errors."""
+        rows = [
+            (task.task_index, task.size, task.given_up, task.error[:MAX_ERROR])
+            for task in tasks
+            if task.error
+        ]
+
+        def change(connection: sqlite3.Connection) -> None:
+            connection.executemany("INSERT OR REPLACE INTO set_aside VALUES (?, ?, ?, ?)", rows)
+            self._remove(connection, [task.group_id for task in tasks])
+
+        if tasks:
+            self._changes.put((change, None))
+
     def forget(self, step: int, *, keep: int) -> None:
         """Remove what steps up to `step`, which has a checkpoint, consumed; but for the last `keep` episodes or so."""
 
@@ -260,6 +282,15 @@ def count_episodes(run: Path) -> int:
     """Return how many episodes a run directory holds. Raises RunError as `stored_episodes` does."""
     with _explained(run / FOLDER), contextlib.closing(_connect(run / FOLDER, "ro")) as ledger:
         return int(ledger.execute("SELECT count(*) FROM episodes").fetchone()[0])
+
+
+def tasks_set_aside(run: Path) -> list[SetAside]:
+    """Return the tasks that a run has set aside. Raises RunError as `stored_episodes` does."""
+    folder = run / FOLDER
+    with _explained(folder), contextlib.closing(_connect(folder, "ro")) as ledger:
+        _check_format(ledger, folder)
+        rows = ledger.execute("SELECT task_index, size, given_up, error FROM set_aside ORDER BY task_index")
+        return [SetAside(*row) for row in rows]
 
 
 def stored_episodes(run: Path, part: slice = slice(None)) -> Iterator[StoredEpisode]:

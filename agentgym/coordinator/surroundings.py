@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from agentgym.config import Config
 from agentgym.coordinator.assemble import Assembled
+from agentgym.coordinator.groups import SetAside
 from agentgym.coordinator.schedule import Step
 from agentgym.coordinator.store import EpisodeStore, StoredGroup
 from agentgym.door import Door
@@ -92,6 +93,10 @@ class Store(Protocol):
 
     def drop(self, group_ids: Sequence[int]) -> None:
         """Remove groups that no step will take."""
+        ...
+
+    def set_aside(self, tasks: Sequence[SetAside]) -> None:
+        """Remove groups that were dropped, and keep the tasks that failed, with their errors."""
         ...
 
     def forget(self, step: int, *, keep: int) -> None:

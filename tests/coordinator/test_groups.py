@@ -1,6 +1,6 @@
 from builders import episode_of
 
-from agentgym.coordinator.groups import Group, GroupBuffer
+from agentgym.coordinator.groups import Group, GroupBuffer, SetAside
 
 
 def buffer_of(*sizes: int, timeout: float = 10.0) -> GroupBuffer:
@@ -35,7 +35,7 @@ def test_an_episode_counts_once() -> None:
     buffer.add(second, 0.0)
     buffer.add(episode_of(group=9), 0.0)
     assert buffer.counts["late"] == 2
-    buffer.give_up(0, 1)
+    buffer.give_up(0, 1, "broken")
     buffer.add(episode_of(member=2), 0.0)
     (group,) = buffer.take(1)
     assert group.episodes[0] is first
@@ -43,8 +43,8 @@ def test_an_episode_counts_once() -> None:
 
 def test_a_group_goes_on_without_members_that_were_given_up() -> None:
     buffer = buffer_of(3)
-    buffer.give_up(0, 2)
-    buffer.give_up(9, 0)
+    buffer.give_up(0, 2, "broken")
+    buffer.give_up(9, 0, "broken")
     buffer.add(episode_of(member=0), 0.0)
     buffer.add(episode_of(member=1), 0.0)
     assert (buffer.ready, buffer.counts["dropped"]) == (1, 0)
@@ -53,12 +53,14 @@ def test_a_group_goes_on_without_members_that_were_given_up() -> None:
 def test_a_group_with_nothing_to_compare_is_dropped() -> None:
     buffer = buffer_of(3, 1, 1)
     buffer.add(episode_of(), 0.0)
-    buffer.give_up(0, 1)
-    buffer.give_up(0, 2)
+    buffer.give_up(0, 1, "broken")
+    buffer.give_up(0, 2, "worse")
     assert (buffer.open, buffer.ready, buffer.counts["dropped"]) == (2, 0, 1)
-    buffer.give_up(1, 0)
+    buffer.give_up(1, 0, "broken")
     buffer.add(episode_of(group=2), 0.0)
     assert (buffer.open, buffer.ready, buffer.counts["dropped"]) == (0, 1, 2)
+    assert buffer.take_dropped() == [SetAside(10, 3, 2, "worse", 0), SetAside(11, 1, 1, "broken", 1)]
+    assert buffer.take_dropped() == []
 
 
 def test_a_group_waits_for_stragglers_from_its_first_member_on() -> None:
@@ -78,6 +80,7 @@ def test_a_lonely_member_of_an_expired_group_is_dropped() -> None:
     buffer.add(episode_of(member=0), 0.0)
     assert len(buffer.expire(11.0)) == 1
     assert (buffer.ready, buffer.open, buffer.counts["dropped"]) == (0, 0, 1)
+    assert buffer.take_dropped() == [SetAside(10, 3, 0, "only 1 of 3 members finished in time", 0)]
 
 
 def test_the_tasks_that_no_step_consumed_are_known() -> None:

@@ -87,8 +87,11 @@ def test_a_group_that_cannot_be_scored_is_dropped_and_counted() -> None:
     for member in (0, 1):
         buffer.add(episode_of(member=member), 0.0)
     buffer.to_score()
-    buffer.scored(0, None)
+    buffer.unscored(0, "no judge")
     assert (buffer.open, buffer.ready, buffer.counts["dropped"]) == (0, 0, 1)
+    assert [(task.task_index, task.given_up, task.error) for task in buffer.take_dropped()] == [
+        (7, 0, "no judge")
+    ]
 
 
 def test_a_group_of_one_has_nobody_to_be_compared_with() -> None:

@@ -245,7 +245,7 @@ TOKENS = np.arange(10, dtype=np.int32).tobytes()
     [
         (not_a_database, "is damaged: file is not a database; bring a copy back, or move it away"),
         (torn, "is damaged: database disk image is malformed"),
-        (of_the_future, "has format 99; this version of agentgym reads 1"),
+        (of_the_future, "has format 99; this version of agentgym reads 2"),
         (cut_short, r"is damaged: segment 1 does not hold a whole message at \d+"),
         (gone, "cannot be read or written: .*No such file or directory: .*segment-000001"),
         (flipped(TOKENS), r"is damaged: trajectory 0 \(agent .* of member 0 of group 0 has checksum"),
