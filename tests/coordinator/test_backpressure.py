@@ -5,11 +5,13 @@ What is counted is what leaves the coordinator: leases, batches, and bytes on th
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from builders import within
 from live_run import Cast, leased, play, small_run
 from wire_peers import FakeWorker, play_well
 
+from agentgym.config import Config
 from agentgym.coordinator.store import FOLDER
 from agentgym.episode import Episode
 from agentgym.protocol import Ack, BatchHeader, BatchRequest, Lease, Ready, Servers
@@ -18,10 +20,21 @@ CAPACITY = 2 * 2 * 2
 """Episodes of a small run: tasks, members, steps (`max_staleness` 1) that may be under way."""
 
 
+def patient(**sections: Any) -> Config:
+    """A small run for peers that send no heartbeats."""
+    return small_run(coordinator={"heartbeat_timeout": 60.0}, **sections)
+
+
 async def until(cast: Cast, condition: Callable[[], bool]) -> None:
     """Wait, a round trip to the coordinator after another."""
     peer = cast.peer()
     while not condition():
+        await peer.probe()
+
+
+async def round_trips(cast: Cast, count: int) -> None:
+    peer = cast.peer()
+    for _ in range(count):
         await peer.probe()
 
 
@@ -32,7 +45,7 @@ def stored_bytes(cast: Cast) -> int:
 
 def test_a_fleet_of_fast_workers_stops_at_the_capacity_while_the_trainer_stands_still(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with play(small_run(run={"steps": 6}), tmp_path) as cast:
+        async with play(patient(run={"steps": 6}), tmp_path) as cast:
             workers, server, trainer = [cast.worker() for _ in range(5)], cast.server(), cast.trainer()
             played = 0
 
@@ -51,8 +64,7 @@ def test_a_fleet_of_fast_workers_stops_at_the_capacity_while_the_trainer_stands_
                 await until(cast, lambda expected=expected: played >= expected)
                 await until(cast, lambda: sum(worker.acknowledged for worker in workers) == played)
                 size = stored_bytes(cast)
-                for _ in range(20):
-                    await cast.peer().probe()
+                await round_trips(cast, 20)
                 assert (played, stored_bytes(cast)) == (expected, size)
                 trainer.send(BatchRequest(step=step))
                 trainer.done(await trainer.next(BatchHeader), cast.run.places.exchange)
@@ -63,15 +75,14 @@ def test_a_fleet_of_fast_workers_stops_at_the_capacity_while_the_trainer_stands_
 
 def test_a_fast_trainer_waits_for_a_slow_worker_and_takes_a_fast_one_at_once(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with play(small_run(run={"steps": 4}), tmp_path) as cast:
+        async with play(patient(run={"steps": 4}), tmp_path) as cast:
             slow, fast, server, trainer = cast.worker(), cast.worker(), cast.server(), cast.trainer()
             cast.start(server.serve(), trainer.train(cast.run.places.exchange))
             await slow.hello("worker", "slow")
             slow.send(Ready(credits=1))
             for _ in range(4):
                 lease = await next_lease(slow)
-                for _ in range(5):
-                    await cast.peer().probe()
+                await round_trips(cast, 5)
                 waiting = [slow.inbox.get_nowait().header for _ in range(slow.inbox.qsize())]
                 assert not any(isinstance(header, Lease) for header in waiting)  # a credit is a lease
                 assert trainer.batches == []
@@ -96,7 +107,7 @@ async def next_lease(worker: FakeWorker) -> Lease:
 
 def test_no_more_is_in_play_than_the_configuration_allows(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with play(small_run(rollout={"max_playing": 3}), tmp_path) as cast:
+        async with play(patient(rollout={"max_playing": 3}), tmp_path) as cast:
             worker, server, trainer = cast.worker(), cast.server(), cast.trainer()
             cast.start(server.serve(), trainer.train(cast.run.places.exchange))
             await worker.hello("worker", "worker-0")

@@ -95,7 +95,11 @@ def test_a_few_failing_tasks_in_a_row_do_not_end_a_run_however_many_episodes_the
 def test_a_run_in_which_one_task_in_ten_always_fails_trains_to_its_end(tmp_path: Path) -> None:
     async def scene() -> None:
         init_model(tmp_path / "model")
-        config = small_run(run={"steps": 12}, policies={"learner": {"model": str(tmp_path / "model")}})
+        config = small_run(
+            run={"steps": 12},
+            coordinator={"heartbeat_timeout": 60.0},
+            policies={"learner": {"model": str(tmp_path / "model")}},
+        )
         async with play(config, tmp_path) as cast:
             worker, server, trainer = cast.worker(), cast.server(), cast.trainer()
 

@@ -6,7 +6,13 @@ from builders import within
 from live_run import Cast, leased, play, small_run
 from wire_peers import FakeServer, FakeTrainer, FakeWorker, play_well
 
+from agentgym.config import Config
 from agentgym.protocol import BatchHeader, BatchRequest, Header, Lease, Loaded, LoadWeights, Ready, Servers
+
+
+def patient() -> Config:
+    """A small run for peers that send no heartbeats."""
+    return small_run(coordinator={"heartbeat_timeout": 60.0})
 
 
 async def first_step(cast: Cast, worker: FakeWorker, trainer: FakeTrainer) -> None:
@@ -34,7 +40,7 @@ def test_a_server_that_starts_late_is_brought_to_the_current_version_before_it_i
     tmp_path: Path,
 ) -> None:
     async def scene() -> None:
-        async with play(small_run(), tmp_path) as cast:
+        async with play(patient(), tmp_path) as cast:
             worker, server, late, trainer = cast.worker(), cast.server(), cast.server(), cast.trainer()
             cast.start(server.serve())
             await first_step(cast, worker, trainer)
@@ -53,7 +59,7 @@ def test_a_server_that_starts_late_is_brought_to_the_current_version_before_it_i
 
 def test_a_server_that_comes_back_from_the_dead_is_not_asked_with_its_old_weights(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with play(small_run(), tmp_path) as cast:
+        async with play(patient(), tmp_path) as cast:
             worker, first, again, trainer = cast.worker(), cast.server(), cast.server(), cast.trainer()
             cast.start(first.serve("server-0"))
             await first_step(cast, worker, trainer)
