@@ -78,8 +78,8 @@ class GroupBuffer:
         self._open: dict[int, Group] = {}
         self._ready: deque[Group] = deque()
         self.counts: Counter[str] = Counter()
-        """opened, restored, ready, dropped (for an error: set_aside; because they taught nothing: filtered), short (went
-        on without all members), late (episodes of closed groups)."""
+        """opened, restored, ready, dropped (for an error: set_aside; because they taught nothing: filtered), short (went on
+        without all members), late (episodes of closed groups)."""
         self._dropped: list[SetAside] = []
 
     @property
