@@ -78,7 +78,7 @@ class GroupBuffer:
         self._open: dict[int, Group] = {}
         self._ready: deque[Group] = deque()
         self.counts: Counter[str] = Counter()
-        """opened, restored, ready, dropped (for an error: set_aside; because they taught nothing: filtered), short (went on
+        """opened, restored, ready, dropped (set_aside for an error, filtered because they taught nothing), short (went on
         without all members), late (episodes of closed groups)."""
         self._dropped: list[SetAside] = []
 

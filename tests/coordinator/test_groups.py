@@ -108,7 +108,7 @@ def test_groups_that_teach_nothing_are_dropped_at_once_and_counted() -> None:
     play(buffer, 0, 1.0, 1.0)
     play(buffer, 1, 1.0, 0.0)
     assert (buffer.open, buffer.ready, buffer.counts["filtered"]) == (0, 1, 1)
-    assert buffer.take_dropped() == [0]
+    assert buffer.take_dropped() == [SetAside(10, 2, 0, "", 0)]
     assert buffer.pending_tasks() == [11]
     assert [group.group_id for group in buffer.take(1)] == [1]
 
