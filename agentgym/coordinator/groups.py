@@ -78,8 +78,8 @@ class GroupBuffer:
         self._open: dict[int, Group] = {}
         self._ready: deque[Group] = deque()
         self.counts: Counter[str] = Counter()
-        """opened, restored, ready, dropped (set_aside for an error, filtered because they taught nothing), short (went on
-        without all members), late (episodes of closed groups)."""
+        """opened, restored, ready, dropped (set_aside for an error, filtered because they taught nothing), short (went
+        on without all members), late (episodes of closed groups)."""
         self._dropped: list[SetAside] = []
 
     @property

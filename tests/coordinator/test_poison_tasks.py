@@ -116,7 +116,6 @@ def test_a_run_in_which_one_task_in_ten_always_fails_trains_to_its_end(tmp_path:
             found = tasks_set_aside(run)
             assert [task.task_index for task in found] == poison
             assert {(task.given_up, task.size, task.error) for task in found} == {(2, 2, ERROR)}
-            cast.run.board.flush()
             events = EventAccumulator(str(cast.run.places.tensorboard))
             events.Reload()
             assert events.Scalars("system/groups/set_aside")[-1].value >= len(poison) - 1
