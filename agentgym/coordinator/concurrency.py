@@ -59,19 +59,21 @@ class Concurrency:
         self.limit = self._fixed or config.server.max_num_seqs * config.server.count
 
     def adapt(self, servers: Collection[ServerPeer], *, playing: int, wanted: bool) -> None:
-        """Go by what the servers that are connected say of themselves; called with every heartbeat to them."""
+        """Go by what the connected servers have said of themselves since the last time."""
         if self._fixed:
             return
         limits = []
         for policy, window in self._windows.items():
-            mine = [server.stats for server in servers if server.policy == policy]
-            if not mine:
-                continue  # nobody is asked, or everybody waits until it is back
-            window.adapt(
-                usage=max(stats.get("kv_usage", 0.0) for stats in mine),
-                requests=max(stats.get("running", 0.0) for stats in mine),
-                playing=playing / len(mine),
-                wanted=wanted,
-            )
-            limits.append(int(window.size * len(mine)))
+            mine = [server for server in servers if server.policy == policy]
+            if mine and all(server.stats for server in mine):
+                window.adapt(
+                    usage=max(server.stats.get("kv_usage", 0.0) for server in mine),
+                    requests=max(server.stats.get("running", 0.0) for server in mine),
+                    playing=playing / len(mine),
+                    wanted=wanted,
+                )
+                for server in mine:
+                    server.stats = {}  # what is known is acted on once
+            if mine:  # else nobody is asked, or everybody waits until one is back
+                limits.append(int(window.size * len(mine)))
         self.limit = max(1, min(limits, default=self.limit))

@@ -37,7 +37,7 @@ class ServerPeer:
     """The version that it was asked to load at last; it loads in the order in which it is asked."""
 
     stats: dict[str, float] = field(default_factory=dict)
-    """Of its last heartbeat."""
+    """Of its last heartbeat; empty when they were taken into account."""
 
     def has_loaded(self, version: int) -> None:
         """Note what it says; it may have been asked for a newer version meanwhile."""

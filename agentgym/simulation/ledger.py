@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from agentgym.coordinator.groups import SetAside
 from agentgym.coordinator.store import StoredGroup
 from agentgym.episode import Episode
 from agentgym.episode_codec import decode_episode
@@ -113,6 +114,10 @@ class Ledger:
         for group_id in group_ids:
             self.entries.pop(group_id, None)
             self.dropped.append(group_id)
+
+    def set_aside(self, tasks: Sequence[SetAside]) -> None:
+        """See `EpisodeStore.set_aside`."""
+        self.drop([task.group_id for task in tasks])
 
     def forget(self, step: int, *, keep: int) -> None:
         """Forget the episodes that steps until `step` consumed; what became of their groups is kept."""

@@ -14,6 +14,7 @@ from agentgym.protocol import (
     Cancel,
     EpisodeDone,
     Header,
+    Heartbeat,
     Hello,
     Lease,
     Loaded,
@@ -116,6 +117,7 @@ class SimulatedServer(Machine):
         self._orders: asyncio.Queue[LoadWeights] = asyncio.Queue()
         super().__init__(child, site)
         self.start(self._load())
+        self.start(self._report())
 
     def hello(self) -> Hello:
         """See `Machine`."""
@@ -140,6 +142,12 @@ class SimulatedServer(Machine):
         self._engine.pause()
         if self.poll() is not None:
             self._engine.close()
+
+    async def _report(self) -> None:
+        """Say how many requests are in hand; no cache is simulated."""
+        while True:
+            await asyncio.sleep(self.site.config.coordinator.heartbeat_interval)
+            self.send(Heartbeat(stats={"running": float(self._engine.outstanding)}))
 
     async def _load(self) -> None:
         while True:

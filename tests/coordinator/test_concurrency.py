@@ -172,10 +172,13 @@ def test_the_fullest_server_decides_for_its_policy_and_the_tightest_policy_for_t
 
     concurrency = Concurrency(config)
     assert concurrency.limit == 20
-    roomy, full = server("learner", 0.1), server("learner", 0.97)
-    concurrency.adapt([roomy, roomy, server("frozen", 0.1)], playing=20, wanted=True)
+    roomy = [server("learner", 0.1), server("learner", 0.1)]
+    concurrency.adapt([*roomy, server("frozen", 0.1)], playing=20, wanted=True)
     assert concurrency.limit == 10  # one server of the other policy
-    concurrency.adapt([roomy, full], playing=10, wanted=True)
+    pair = [server("learner", 0.1), server("learner", 0.97)]
+    concurrency.adapt(pair, playing=10, wanted=True)
+    assert concurrency.limit == 9
+    concurrency.adapt(pair, playing=9, wanted=True)  # nobody has said anything since
     assert concurrency.limit == 9
     concurrency.adapt([], playing=9, wanted=True)  # everybody has died: what was found out stays
     assert concurrency.limit == 9

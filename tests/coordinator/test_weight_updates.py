@@ -1,5 +1,6 @@
 """Weights reach every live policy server before they count as published, and before it is asked."""
 
+import asyncio
 from pathlib import Path
 
 from builders import within
@@ -82,19 +83,17 @@ def test_weights_are_published_when_the_last_live_server_has_them(tmp_path: Path
             worker, quick, slow, trainer = cast.worker(), cast.server(), cast.server(), cast.trainer()
             cast.start(quick.serve("quick"), quick.beat(0.1), worker.beat(0.1))
             await said_hello(slow, "slow")
+            alive = asyncio.create_task(slow.beat(0.1))
             await first_step(cast, worker, trainer)
             assert (await slow.next(LoadWeights)).version == 1
-            await trainer.probe()
-            # `quick` has them; nothing is begun with them, since `slow` would still answer with the old ones.
+            peer = cast.peer()
             while not quick.loaded:
-                await quick_round(cast)
+                await peer.probe()
+            # `quick` has them; nothing is begun with them, since `slow` would still answer with the old ones.
             assert not [header for header in await worker.probe() if isinstance(header, Lease)]
             # It never answers again. When it is given up, all that live have the weights.
+            alive.cancel()
             await leased(worker)
             assert "slow was silent for 1 s" in cast.run.terminal.getvalue()
 
     within(30, scene())
-
-
-async def quick_round(cast: Cast) -> None:
-    await cast.peer().probe()
