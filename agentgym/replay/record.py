@@ -71,7 +71,7 @@ class RecordedPolicy:
         *,
         routes_start: int,
         timeout: float,
-        affinity: str | None = None,
+        affinity: object = None,
     ) -> Completion:
         """Return the recorded answer, if it was to this prompt; see `Policy.complete`."""
         recorded = self._log.next(self._agent, list(prompt))
