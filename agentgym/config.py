@@ -226,8 +226,8 @@ class Config(Section):
     env: EnvConfig
     policies: dict[PolicyName, PolicyConfig]
     """Policies by name."""
-    policies_to_train: list[str] = Field(default=["learner"])
-    """Names of the policies that are trained; one for now."""
+    policies_to_train: list[str] = Field(default=["learner"], min_length=1)
+    """Names of the policies that are trained, each with weights, a trainer and policy servers of its own."""
     policy_mapping: dict[str, Choice] = Field(default={})
     """Agent to policy, or to policies with their probabilities, drawn anew for each group; "*" are the agents that are
     not named, which by default play the first of `policies_to_train`."""
@@ -249,11 +249,17 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _cross_checks(self) -> "Config":
-        if len(self.policies_to_train) != 1:
-            raise ValueError(f"policies_to_train = {self.policies_to_train}: name exactly one policy")
-        learner = self.policies.get(self.learner)
-        if learner is None or learner.kind != "model":
-            raise ValueError(f"policies_to_train names {self.learner!r}; set policies.{self.learner}.model")
+        if len(set(self.policies_to_train)) != len(self.policies_to_train):
+            raise ValueError(f"policies_to_train = {self.policies_to_train}: name each policy once")
+        for name in self.policies_to_train:
+            trained = self.policies.get(name)
+            if trained is None or trained.kind != "model":
+                raise ValueError(f"policies_to_train names {name!r}; set policies.{name}.model")
+        if len(self.policies_to_train) > 1 and self.trainer.keep_checkpoints < 2:
+            raise ValueError(
+                "policies_to_train names several policies, whose checkpoints must be of one step: set "
+                "trainer.keep_checkpoints >= 2"
+            )
         for name, policy in self.policies.items():
             if policy.pool is not None and policy.pool not in self.policies_to_train:
                 raise ValueError(
@@ -265,8 +271,9 @@ class Config(Section):
                 "policy_mapping_fn takes the place of policy_mapping and seat_rotation; give it alone"
             )
         check_mapping(self.policy_mapping, self.policies)
-        if not self.mapped & set(self.policies_to_train):
-            raise ValueError(f"policy_mapping lets no agent play {self.learner!r}, which is to be trained")
+        for name in self.policies_to_train:
+            if name not in self.mapped:
+                raise ValueError(f"policy_mapping lets no agent play {name!r}, which is to be trained")
         if self.rollout.group_size < 2 and self.algorithm.advantage not in ACROSS_GROUPS and self.run.steps:
             raise ValueError(
                 f"algorithm.advantage = {self.algorithm.advantage!r} compares the members of a group; "
@@ -297,8 +304,12 @@ class Config(Section):
 
     @property
     def learner(self) -> str:
-        """The name of the policy that is trained."""
+        """The first policy that is trained; agents that nothing else is said of play it."""
         return self.policies_to_train[0]
+
+    def place_of(self, policy: str, folder: Path) -> Path:
+        """Return where a trained policy has its files in a folder of the run: there itself, if it is the only one."""
+        return folder if len(self.policies_to_train) == 1 else folder / policy
 
     @property
     def mapped(self) -> set[str]:
@@ -323,7 +334,7 @@ class Config(Section):
 
     @property
     def model(self) -> Path:
-        """The folder of the model that is trained."""
+        """The folder of the model that is trained; of the first one, if there are several."""
         return self.model_of(self.learner)
 
     @property

@@ -38,7 +38,7 @@ class Hello(Header):
     address: str = ""
     """Servers: where workers reach it."""
     policy: str = ""
-    """Servers: the policy that they answer for."""
+    """Servers: the policy that they answer for. Trainers: the one that they train."""
     version: int = 0
     """Servers: the weight version loaded. Trainers: the version of its weights."""
     weights: str = ""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from runs import running, wait_until_gone, write_run
 
-from agentgym.coordinator.launch import latest_checkpoint
+from agentgym.coordinator.launch import checkpoint_models
 from agentgym.coordinator.store import stored_episodes
 
 STEPS, EPISODES = 6, 4
@@ -125,7 +125,8 @@ def run_through(folder: Path, phases: Sequence[Phase]) -> Outcome:
         assert status == -9, report
     stored = list(stored_episodes(run_dir))
     trained = sorted((s.step or 0, s.episode.task_index, s.episode.member) for s in stored)
-    checkpoint = latest_checkpoint(run_dir)
+    (model,) = checkpoint_models(run_dir).values()
+    checkpoint = model.parent
     assert checkpoint.name == f"step-{STEPS:06d}", report
     digest = hashlib.sha256((checkpoint / "model" / "model.safetensors").read_bytes())
     digest.update((checkpoint / "optimizer.safetensors").read_bytes())

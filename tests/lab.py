@@ -223,6 +223,7 @@ def batch_message(episodes: Sequence[Episode], version: int) -> tuple[BatchHeade
             Group(number, members[0].task_index, len(members), dict(enumerate(members)))
             for number, members in enumerate(groups.values())
         ],
+        policy="learner",
         # With an entropy bonus, episodes without an advantage stay in the batch.
         algorithm=AlgorithmConfig(entropy_coefficient=1e-3),
         max_tokens=64,

@@ -33,7 +33,7 @@ def small_run(**sections: Any) -> Config:
         "coordinator": {"heartbeat_interval": 0.1, "heartbeat_timeout": 5.0, "step_timeout": 20.0},
     }
     for name, values in sections.items():
-        base[name] = {**base.get(name, {}), **values}
+        base[name] = {**base.get(name, {}), **values} if isinstance(values, dict) else values
     return config_of(**base)
 
 

@@ -62,7 +62,7 @@ class Peer:
                 return packet
 
     async def hello(self, role: Role, name: str, **fields: Any) -> None:
-        if role == "server":
+        if role != "worker":
             fields = {"policy": "learner", **fields}
         self.send(Hello(role=role, name=name, protocol=PROTOCOL_VERSION, pid=1, **fields))
         await self.next(Welcome)
@@ -142,14 +142,25 @@ class FakeTrainer(Peer):
 
     batches: list[BatchHeader]
 
-    async def train(self, exchange: Path, *, first_step: int = 1, weights: str = "") -> None:
+    async def train(
+        self,
+        exchange: Path,
+        *,
+        first_step: int = 1,
+        weights: str = "",
+        name: str = "trainer",
+        policy: str = "learner",
+        may_finish: asyncio.Event | None = None,
+    ) -> None:
         """Train until drained."""
         self.batches = []
-        await self.hello("trainer", "trainer", version=first_step - 1, weights=weights)
+        await self.hello("trainer", name, policy=policy, version=first_step - 1, weights=weights)
         self.send(BatchRequest(step=first_step))
         while not isinstance(header := (await self.packet()).header, Drain):
             if isinstance(header, BatchHeader):
                 self.batches.append(header)
+                if may_finish is not None:
+                    await may_finish.wait()
                 self.done(header, exchange)
                 self.send(BatchRequest(step=header.step + 1))
 

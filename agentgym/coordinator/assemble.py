@@ -66,6 +66,7 @@ class _Scored:
 def assemble(
     groups: Sequence[Group],
     *,
+    policy: str,
     algorithm: AlgorithmConfig,
     max_tokens: int,
     warmup: bool,
@@ -73,8 +74,9 @@ def assemble(
     max_staleness: int,
     baselines: Baselines = NOTHING_YET,
 ) -> Assembled:
-    """Return the samples of a step that starts from the weights `version`.
+    """Return what a step that starts from the weights `version` trains a policy on.
 
+    Advantages look at the plays of all policies that are trained: who shares a return may be another's.
     `max_tokens` is the limit of an answer, `baselines` what the step before remembered.
     """
     members_B_G = [group.members for group in groups]
@@ -91,6 +93,7 @@ def assemble(
         for plays, advantages in zip(plays_G, advantages_G, strict=True)
         if agent in plays
         for row in _score(plays[agent], advantages[agent], usable)
+        if row.trajectory.policy == policy
     ]
     scale = 1.0
     if algorithm.normalize_batch and not warmup and scored:

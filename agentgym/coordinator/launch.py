@@ -2,16 +2,21 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from agentgym.config import Config
+from agentgym.config_file import load_config
 from agentgym.coordinator.supervisor import Supervisor
 from agentgym.errors import ConfigError
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+
+
+LATEST = "latest"
+"""In a folder of checkpoints: the file that names the newest one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +62,27 @@ class Places:
         return f"ipc://{self.sockets}/coordinator"
 
 
-def launch_all(supervisor: Supervisor, config: Config, places: Places, *, resume: Path | None) -> None:
-    """Start the trainer, the policy servers and the workers."""
+def launch_all(supervisor: Supervisor, config: Config, places: Places, *, resume: Mapping[str, Path]) -> None:
+    """Start the trainers, the policy servers and the workers; `resume` are checkpoints to go on from, by policy."""
     parent = ["--parent-pid", str(os.getpid())]
     common = ["--config", str(places.config), "--coordinator", places.coordinator, *parent]
 
-    def trainer() -> list[str]:
-        resumed = ["--resume", str(resume)] if resume else []
-        folders = ["--exchange", str(places.exchange), "--checkpoints", str(places.checkpoints)]
-        return ["agentgym_trainers.megatron.main", *common, *folders, *resumed]
+    for policy in config.policies_to_train:
+        name = "trainer" if policy == config.learner else f"trainer-{policy}"
+        exchange = config.place_of(policy, places.exchange)
+        exchange.mkdir(exist_ok=True)
 
-    supervisor.start("trainer", "trainer", trainer, _environment(config.trainer.threads))
+        def trainer(name: str = name, policy: str = policy, exchange: Path = exchange) -> list[str]:
+            resumed = ["--resume", str(resume[policy])] if resume else []
+            checkpoints = config.place_of(policy, places.checkpoints)
+            folders = ["--exchange", str(exchange), "--checkpoints", str(checkpoints)]
+            who = ["--policy", policy, "--name", name]
+            return ["agentgym_trainers.megatron.main", *common, *who, *folders, *resumed]
+
+        supervisor.start(name, "trainer", trainer, _environment(config.trainer.threads))
     for policy in config.served if config.run.steps else ():  # a warm-up alone samples nothing
         for number in range(config.server.count):
-            trained = policy in config.policies_to_train
-            name = f"server-{number}" if trained else f"server-{policy}-{number}"
+            name = f"server-{number}" if policy == config.learner else f"server-{policy}-{number}"
             starts = count()
 
             def server(name: str = name, policy: str = policy, starts: Iterator[int] = starts) -> list[str]:
@@ -91,28 +102,44 @@ def launch_all(supervisor: Supervisor, config: Config, places: Places, *, resume
         supervisor.start(name, "worker", worker, _environment(1))
 
 
-def latest_checkpoint(run_dir: Path) -> Path:
-    """Return the newest complete checkpoint of a run.
+def latest_checkpoints(config: Config) -> dict[str, Path]:
+    """Return the newest step's checkpoints that a run has of all its policies; empty where it has none.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: one of them is not there.
     """
-    pointer = run_dir / "checkpoints" / "latest"
-    if not pointer.exists():
-        raise ConfigError(f"{run_dir} has no checkpoint ({pointer} does not exist)")
-    checkpoint = run_dir / "checkpoints" / pointer.read_text().strip()
-    if not checkpoint.is_dir():
-        raise ConfigError(f"{pointer} names {checkpoint.name}, which is not there; name another one in it")
-    return checkpoint
+    folders = {p: config.place_of(p, config.run_dir / "checkpoints") for p in config.policies_to_train}
+    if not all((folder / LATEST).exists() for folder in folders.values()):
+        return {}
+    # A trainer may have died between the checkpoints of the others and its own.
+    step = min((folder / LATEST).read_text().strip() for folder in folders.values())
+    found = {policy: folder / step for policy, folder in folders.items()}
+    for policy, checkpoint in found.items():
+        if not checkpoint.is_dir():
+            raise ConfigError(
+                f"{folders[policy]} has no {step}, which is the newest step that all policies have; name in its file "
+                f"{LATEST!r} a step that is there for all"
+            )
+    return found
 
 
-def checkpoint_model(run_dir: Path) -> Path:
-    """Return the model folder of a run's newest checkpoint, in the Hugging Face format.
+def checkpoint_models(run_dir: Path) -> dict[str, Path]:
+    """Return the model folders of a run's newest checkpoints, in the Hugging Face format, by policy.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no run, or it has none.
     """
-    return latest_checkpoint(run_dir) / "model"
+    if not (run_dir / "config.json").exists():
+        raise ConfigError(f"{run_dir} is no run directory: it has no config.json")
+    config = load_config(run_dir / "config.json")
+    # The folder may have been moved since.
+    config = config.model_copy(
+        update={"run": config.run.model_copy(update={"dir": run_dir.parent, "name": run_dir.name})}
+    )
+    found = latest_checkpoints(config)
+    if not found:
+        raise ConfigError(f"{run_dir} has no checkpoint yet")
+    return {policy: checkpoint / "model" for policy, checkpoint in found.items()}
 
 
 def read_state(checkpoint: Path) -> dict[str, object]:

@@ -47,6 +47,16 @@ class ServerPeer:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerPeer:
+    """A trainer that said hello."""
+
+    name: str
+    policy: str
+    """What it trains."""
+    identity: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """Weights that the servers of a policy are to have."""
 
@@ -62,7 +72,8 @@ class Peers:
         """Nobody is, and no weights are offered."""
         self.workers: dict[bytes, WorkerPeer] = {}
         self.servers: dict[bytes, ServerPeer] = {}
-        self.trainer: bytes | None = None
+        self.trainers: dict[str, TrainerPeer] = {}
+        """By policy."""
         self.offers: dict[str, Offer] = {}
         """By policy."""
 
@@ -95,7 +106,11 @@ class Peers:
     @property
     def everyone(self) -> list[bytes]:
         """The identities of all peers."""
-        return [*self.workers, *self.servers, *([self.trainer] if self.trainer else [])]
+        return [*self.workers, *self.servers, *(trainer.identity for trainer in self.trainers.values())]
+
+    def trainer(self, identity: bytes) -> TrainerPeer | None:
+        """Return the trainer of this identity."""
+        return next((one for one in self.trainers.values() if one.identity == identity), None)
 
     def free_name(self, name: str, identity: bytes, *, reserved: Collection[str]) -> str:
         """Return a name that no other worker has: two that were started by hand may both be called "worker"."""
@@ -109,8 +124,8 @@ class Peers:
 
     def heard(self, identity: bytes, now: float) -> str | None:
         """Note a sign of life and return the peer's name; None if it never said hello."""
-        if identity == self.trainer:
-            return "trainer"
+        if (trainer := self.trainer(identity)) is not None:
+            return trainer.name
         peer = self.workers.get(identity) or self.servers.get(identity)
         if peer is None:
             return None

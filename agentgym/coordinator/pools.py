@@ -57,6 +57,8 @@ class Pool:
             step: of the checkpoint.
         """
         self.name = name
+        self.of = config.pool
+        """The policy whose snapshots it holds."""
         self.version: int | None = None
         """The snapshot of this round; None before the first round."""
         self.loaded: int | None = None
@@ -211,10 +213,10 @@ class Pools:
             return None
         return {pool.name: pool.join(group_id) for pool in met}
 
-    def take_due(self, version: int, path: str) -> None:
-        """Begin to take the snapshots that are due of the weights in a file; the path of version 0 is empty."""
+    def take_due(self, policy: str, version: int, path: str) -> None:
+        """Begin to take the snapshots that are due of a policy's weights in a file; the path of version 0 is empty."""
         for pool in self.by_name.values():
-            if pool.due(version):
+            if pool.of == policy and pool.due(version):
                 # Opened now: the file may lose its name before it is copied.
                 source = os.open(path, os.O_RDONLY) if path else None
                 task = asyncio.create_task(pool.take(version, source))

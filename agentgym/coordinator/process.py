@@ -15,7 +15,7 @@ from agentgym.config import Config
 from agentgym.coordinator.dispatcher import Dispatcher
 from agentgym.coordinator.groups import Group
 from agentgym.coordinator.launch import Places
-from agentgym.coordinator.peers import Peers, ServerPeer, WorkerPeer
+from agentgym.coordinator.peers import Peers, ServerPeer, TrainerPeer, WorkerPeer
 from agentgym.coordinator.scoring import GroupScorer, Scored
 from agentgym.coordinator.serving import Serving
 from agentgym.coordinator.status import run_numbers, waiting_for
@@ -172,11 +172,11 @@ class Coordinator:
                 self._peers.servers[sender].has_loaded(header.version)
                 self._reporter.loaded(header.seconds)
                 self._update_servers()
-            case BatchRequest() if sender == self._peers.trainer:
-                self._training.asked(header.step)
+            case BatchRequest() if (trainer := self._peers.trainer(sender)) is not None:
+                self._training.asked(trainer.policy, header.step)
                 self._progress = now
-            case StepDone() if sender == self._peers.trainer:
-                self._step_done(header, now)
+            case StepDone() if (trainer := self._peers.trainer(sender)) is not None:
+                self._step_done(trainer.policy, header, now)
             case Error():
                 _logger.error("%s: %s", name, header.text)
                 server = self._peers.servers.get(sender)
@@ -245,8 +245,8 @@ class Coordinator:
                     hello.name, hello.policy, sender, now, hello.address, hello.max_model_len, hello.version
                 )
             case "trainer":
-                self._peers.trainer = sender
-                self._offer(hello.version, hello.weights)
+                self._peers.trainers[hello.policy] = TrainerPeer(name, hello.policy, sender)
+                self._offer(hello.policy, hello.version, hello.weights)
         _logger.info("%s (pid %d) is there, version %d", name, hello.pid, hello.version)
         self._update_servers()
 
@@ -258,11 +258,11 @@ class Coordinator:
 
     # ---------------------------------------------------------------- weights
 
-    def _offer(self, version: int, path: str) -> None:
-        """Offer the trainer's weights to the servers, and take the snapshots of them that are due."""
-        self._serving.offer(self._config.learner, version, path)
+    def _offer(self, policy: str, version: int, path: str) -> None:
+        """Offer a trainer's weights to the servers, and take the snapshots of them that are due."""
+        self._serving.offer(policy, version, path)
         if version >= self._config.warmup.steps:
-            self._dispatcher.pools.take_due(version, path)
+            self._dispatcher.pools.take_due(policy, version, path)
 
     def _update_servers(self) -> None:
         """Ask servers that are behind to load, note what is published, tell workers whom to ask."""
@@ -273,10 +273,12 @@ class Coordinator:
         self._serving.update()
         for pool in pools:
             pool.loaded = self._peers.published(pool.name)
-        published = self._serving.published.get(self._config.learner)
-        if published is not None and published != self._published:
+        versions = [self._serving.published.get(policy, -1) for policy in self._config.policies_to_train]
+        published = min(versions)
+        if published >= 0 and published != self._published:
             self._published, self._progress = published, self._clock()
-            remove_older(self._places.exchange, published)
+            for policy in self._config.policies_to_train:
+                remove_older(self._config.place_of(policy, self._places.exchange), published)
             self._training.published(published)
 
     # ---------------------------------------------------------------- what can be done now
@@ -292,7 +294,7 @@ class Coordinator:
         self._store.set_aside(self._dispatcher.take_dropped())
         for group in self._dispatcher.groups.to_score():
             self._scorer.start(group)
-        if self._training.feed(self._peers.trainer):
+        if self._training.feed(self._peers.trainers):
             self._progress = now
 
     def _issue(self, now: float) -> None:
@@ -302,19 +304,22 @@ class Coordinator:
             worker.credits -= 1
             self._channel.send(lease, to=worker.identity)
 
-    def _step_done(self, header: StepDone, now: float) -> None:
-        step, assembled = self._training.finished(header)
+    def _step_done(self, policy: str, header: StepDone, now: float) -> None:
+        work = self._training.finished(policy, header)
         self._progress = now
+        if header.weights:
+            self._offer(policy, header.step, header.weights)
+        if work is None:  # another trainer is still at it
+            self._update_servers()
+            return
         if header.checkpoint:
             self._supervisor.progress()
-        if header.weights:
-            self._offer(step.number, header.weights)
         numbers = {
             "policy/version": float(self._published or 0),
             **{f"system/wire/{name}": float(count) for name, count in self._channel.counts.items()},
             **run_numbers(self._dispatcher, self._supervisor),
         }
-        self._reporter.step_done(step, assembled, header, numbers)
+        self._reporter.step_done(work.step, work.parts, work.results, numbers)
         self._update_servers()
 
     # ---------------------------------------------------------------- what is overdue
@@ -348,7 +353,13 @@ class Coordinator:
             raise error
 
     def _waiting_for(self) -> str:
-        return waiting_for(self._peers, self._dispatcher, self._supervisor, training=self._training.number)
+        return waiting_for(
+            self._peers,
+            self._dispatcher,
+            self._supervisor,
+            step=self._training.number,
+            policies=self._training.waiting_for,
+        )
 
     def _lose(self, name: str) -> int:
         """Forget a peer and queue its episodes again; return how many."""

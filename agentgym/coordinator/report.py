@@ -5,10 +5,12 @@ discards what lies ahead of it there, and nothing else.
 """
 
 import logging
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
@@ -78,8 +80,9 @@ class Reporter:
         """Note how long a policy server took to load weights."""
         self._load_seconds = seconds
 
-    def batch_sent(self, step: Step, assembled: Assembled, ratings: Mapping[str, float]) -> None:
+    def batch_sent(self, step: Step, parts: Mapping[str, Assembled], ratings: Mapping[str, float]) -> None:
         """Record the episodes of a step, and how the policies in them stand to each other."""
+        assembled = next(iter(parts.values()))  # the episodes are the same for all
         if step.warmup != self._warmup:
             self._begin_phase(step)
         number = step.number - self._schedule.warmup_steps
@@ -96,42 +99,43 @@ class Reporter:
             self._tensorboard.text("samples/episodes", text, number)
         self._tensorboard.scalars({**metrics, **({} if step.warmup else ratings)}, number)
         if not step.warmup:
-            self._tensorboard.histogram("policy/age_histogram", assembled.ages, number)
+            for policy, part in parts.items():
+                place = "" if len(parts) == 1 else f"{policy}/"
+                self._tensorboard.histogram(f"policy/{place}age_histogram", part.ages, number)
 
     def step_done(
-        self, step: Step, assembled: Assembled, header: StepDone, numbers: dict[str, float]
+        self,
+        step: Step,
+        parts: Mapping[str, Assembled],
+        results: Mapping[str, StepDone],
+        numbers: dict[str, float],
     ) -> None:
-        """Record an optimizer step and print its line."""
+        """Record an optimizer step and print its line; of several policies, the means and the busiest trainer."""
         now = self._clock()
         seconds, self._last = max(1e-9, now - self._last), now
         tokens = numbers.get("system/episodes/tokens", 0.0)
         rates = _Rates(
             seconds=seconds,
-            episodes=len(assembled.episodes) / seconds,
+            episodes=len(next(iter(parts.values())).episodes) / seconds,
             tokens=(tokens - self._tokens) / seconds,
-            trainer_busy=min(1.0, header.metrics.get("seconds", 0.0) / seconds),
+            trainer_busy=min(1.0, max(r.metrics.get("seconds", 0.0) for r in results.values()) / seconds),
         )
         self._tokens = tokens
         self._steps_timed += 1
         engine = [value for name, value in numbers.items() if name.endswith("/busy") and "/server-" in name]
-        ages = assembled.ages
-        if step.warmup:
-            values = {f"warmup/{name}": value for name, value in header.metrics.items()} | numbers
-            number = step.number
-        else:
-            number = step.number - self._schedule.warmup_steps
-            values = {f"train/{name}": value for name, value in header.metrics.items()}
-            values |= {f"train/{name}": value for name, value in assembled.metrics.items()} | numbers
+        values = dict(numbers)
+        for policy, header in results.items():
+            place = "" if len(results) == 1 else f"{policy}/"
+            values |= _trained(step, parts[policy], header, place)
+        ages = np.concatenate([part.ages for part in parts.values()])
+        number = step.number
+        if not step.warmup:
+            number -= self._schedule.warmup_steps
             values |= {
-                "policy/age_mean": float(ages.mean()) if len(ages) else 0.0,
-                "policy/age_max": float(ages.max()) if len(ages) else 0.0,
                 "policy/load_seconds": self._load_seconds,
                 "system/episodes_per_second": rates.episodes,
                 "system/tokens_per_second": rates.tokens,
                 "system/step_seconds": rates.seconds,
-                "train/tokens_per_second": header.metrics.get("tokens", 0.0)
-                * step.updates
-                / max(1e-9, header.metrics.get("seconds", 0.0)),
                 "system/busy/coordinator": self._cpu.read(),
                 "system/busy/trainer": rates.trainer_busy,
                 "system/busy/engine": sum(engine) / len(engine) if engine else 0.0,
@@ -142,7 +146,12 @@ class Reporter:
         if not step.warmup or step.number == last or now - self._printed > 5.0:
             self._printed = now
             age = float(ages.mean()) if len(ages) else 0.0
-            self._row(step, number, header, rates, age, sum(engine) / len(engine) if engine else 0.0)
+            loss, entropy = (
+                statistics.mean(result.metrics.get(name, 0.0) for result in results.values())
+                for name in ("loss", "entropy")
+            )
+            busy = sum(engine) / len(engine) if engine else 0.0
+            self._row(step, number, rates, age, loss, entropy, busy)
 
     def _begin_phase(self, step: Step) -> None:
         self._warmup = step.warmup
@@ -152,7 +161,7 @@ class Reporter:
         self._console.print(" ".join(f"{title:>{width}}" for title, width in COLUMNS), style="bold")
 
     def _row(
-        self, step: Step, number: int, header: StepDone, rates: _Rates, age: float, engine: float
+        self, step: Step, number: int, rates: _Rates, age: float, loss: float, entropy: float, engine: float
     ) -> None:
         steps = self._schedule.phase_end(step.number) - (0 if step.warmup else self._schedule.warmup_steps)
         left = (steps - number) * (self._clock() - self._phase_started) / max(1, self._steps_timed)
@@ -162,8 +171,8 @@ class Reporter:
             f"{metrics['episode/success']:.3f}" if "episode/success" in metrics else "-",
             f"{metrics.get('episode/reward', 0.0):.3f}",
             f"{age:.2f}",
-            f"{header.metrics.get('loss', 0.0):.4f}",
-            f"{header.metrics.get('entropy', 0.0):.3f}",
+            f"{loss:.4f}",
+            f"{entropy:.3f}",
             f"{rates.episodes:.0f}",
             f"{rates.tokens:.0f}",
             f"{rates.trainer_busy:.0%}",
@@ -172,3 +181,17 @@ class Reporter:
         )
         line = " ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))
         self._console.print(line, highlight=False)
+
+
+def _trained(step: Step, part: Assembled, header: StepDone, place: str) -> dict[str, float]:
+    """Return what a trainer made of a step, by tag; `place` is the policy's, where there are several."""
+    if step.warmup:
+        return {f"warmup/{place}{name}": value for name, value in header.metrics.items()}
+    metrics, ages = header.metrics, part.ages
+    seconds = max(1e-9, metrics.get("seconds", 0.0))
+    return {
+        **{f"train/{place}{name}": value for name, value in {**metrics, **part.metrics}.items()},
+        f"train/{place}tokens_per_second": metrics.get("tokens", 0.0) * step.updates / seconds,
+        f"policy/{place}age_mean": float(ages.mean()) if len(ages) else 0.0,
+        f"policy/{place}age_max": float(ages.max()) if len(ages) else 0.0,
+    }

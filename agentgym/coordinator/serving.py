@@ -17,6 +17,7 @@ class Serving:
         """Nothing but frozen models is on offer yet; `send` sends a message to a peer."""
         self._peers = peers
         self._send = send
+        self._trained = config.policies_to_train
         self._addresses: dict[str, list[str]] = {policy: [] for policy in config.served}
         self._models = [policy for policy in config.served if config.policies[policy].kind == "model"]
         for policy in self._models:
@@ -33,6 +34,8 @@ class Serving:
         """Return why a process cannot take part in this run, or nothing."""
         if hello.protocol != PROTOCOL_VERSION:
             return f"{hello.name} speaks protocol {hello.protocol}, this run {PROTOCOL_VERSION}; install one version"
+        if hello.role == "trainer" and hello.policy not in self._trained:
+            return f"{hello.name} trains {hello.policy!r}; this run trains {', '.join(self._trained)}"
         if hello.role == "server" and not self.knows(hello.policy):
             return f"{hello.name} serves {hello.policy!r}; this run asks for {', '.join(self._addresses)}"
         return ""

@@ -33,12 +33,18 @@ def run_numbers(dispatcher: Dispatcher, supervisor: Supervisor) -> dict[str, flo
     return numbers
 
 
-def waiting_for(peers: Peers, dispatcher: Dispatcher, supervisor: Supervisor, *, training: int | None) -> str:
-    """Say who is waited for, and when it was last heard; `training` is the step that the trainer works on."""
-    if peers.trainer is None:
-        return f"the trainer has not said hello ({supervisor.last_seen(['trainer'])})"
-    if training is not None:
-        return f"the trainer works on step {training} ({supervisor.last_seen(['trainer'])})"
+def waiting_for(
+    peers: Peers, dispatcher: Dispatcher, supervisor: Supervisor, *, step: int | None, policies: Sequence[str]
+) -> str:
+    """Say who is waited for, and when it was last heard; the trainers of `policies` work on `step`, if one does."""
+    there = {trainer.name for trainer in peers.trainers.values()}
+    trainers = [name for name, child in supervisor.children.items() if child.role == "trainer"]
+    missing = [name for name in trainers if name not in there] if there else ["trainer"]
+    if missing:
+        return f"{', '.join(missing)} has not said hello ({supervisor.last_seen(missing)})"
+    if step is not None:
+        working = [peers.trainers[policy].name for policy in policies]
+        return f"{', '.join(working)} works on step {step} ({supervisor.last_seen(working)})"
     workers = [name for name, child in supervisor.children.items() if child.role == "worker"]
     if not peers.workers:
         return f"no worker is connected ({supervisor.last_seen(workers)})"
@@ -55,11 +61,11 @@ def waiting_for(peers: Peers, dispatcher: Dispatcher, supervisor: Supervisor, *,
     )
 
 
-def nobody_answered(step: int, episodes: Sequence[Episode]) -> str:
-    """Say why there is nothing to learn in a step whose episodes hold no answer of a trained agent."""
+def nobody_answered(step: int, policy: str, episodes: Sequence[Episode]) -> str:
+    """Say why there is nothing to learn in a step whose episodes hold no answer of a policy that is trained."""
     reasons = Counter(episode.end_reason.value for episode in episodes)
     ends = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
     return (
-        f"no trained agent gave an answer in the {len(episodes)} episodes of step {step}; they ended by {ends}. "
+        f"no agent of {policy!r} gave an answer in the {len(episodes)} episodes of step {step}; they ended by {ends}. "
         "Does what an agent reads first fit into server.max_model_len and env.max_tokens?"
     )

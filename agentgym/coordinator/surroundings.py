@@ -119,14 +119,18 @@ class Report(Protocol):
         """Take in how long a policy server took to load weights."""
         ...
 
-    def batch_sent(self, step: Step, assembled: Assembled, ratings: Mapping[str, float]) -> None:
-        """Take in what the trainer was given for a step."""
+    def batch_sent(self, step: Step, parts: Mapping[str, Assembled], ratings: Mapping[str, float]) -> None:
+        """Take in what the trainers were given for a step, by policy."""
         ...
 
     def step_done(
-        self, step: Step, assembled: Assembled, header: StepDone, numbers: dict[str, float]
+        self,
+        step: Step,
+        parts: Mapping[str, Assembled],
+        results: Mapping[str, StepDone],
+        numbers: dict[str, float],
     ) -> None:
-        """Take in what the trainer made of it."""
+        """Take in what the trainers made of it, by policy."""
         ...
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from agentgym.config import Config
 from agentgym.config_file import load_config, save_config
 from agentgym.coordinator.clock import AwakeClock
-from agentgym.coordinator.launch import Places, latest_checkpoint, launch_all, read_state
+from agentgym.coordinator.launch import Places, latest_checkpoints, launch_all, read_state
 from agentgym.coordinator.lineup import Lineups, agents_of
 from agentgym.coordinator.process import Coordinator
 from agentgym.coordinator.report import Reporter
@@ -81,8 +81,9 @@ class _Training:
         assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._interrupted, task)
+        models = ", ".join(str(self._config.model_of(name)) for name in self._config.policies_to_train)
         self._console.print(
-            f"run {self._config.run_dir}: {self._config.env.id}, model {self._config.model}", highlight=False
+            f"run {self._config.run_dir}: {self._config.env.id}, model {models}", highlight=False
         )
         self._console.print(f"  watch it: tensorboard --logdir {self._places.tensorboard}", highlight=False)
         try:
@@ -102,12 +103,14 @@ class _Training:
 
     async def _reached_the_end(self, *, resume: bool) -> bool:
         """Run to the last step, or until the trainer is lost; then stop everything all the same."""
-        checkpoint = _checkpoint(self._places.run) if resume else None
-        state = read_state(checkpoint) if checkpoint else None
+        # A run without a checkpoint begins again, with the episodes that it has.
+        checkpoints = latest_checkpoints(self._config) if resume else {}
+        first = checkpoints.get(self._config.learner)
+        state = read_state(first) if first else None
         done = int(str(state["step"])) if state else 0
         if resume:
             self._console.print(
-                f"  resumed after step {done} from {checkpoint or self._config.model}", highlight=False
+                f"  resumed after step {done} from {first or self._config.model}", highlight=False
             )
         # Step 0 of TensorBoard is the last one of the warm-up.
         board = TensorBoard(
@@ -131,7 +134,7 @@ class _Training:
                 state=state,
                 surroundings=Surroundings(clock=self._clock),
             )
-            launch_all(self._supervisor, self._config, self._places, resume=checkpoint)
+            launch_all(self._supervisor, self._config, self._places, resume=checkpoints)
             await self._coordinator.run()
             return True
         except TrainerLost as lost:
@@ -144,11 +147,6 @@ class _Training:
             self.last_metrics = reporter.last_episode_metrics
             await asyncio.to_thread(self._supervisor.stop, STOP_SECONDS)
             board.close()
-
-
-def _checkpoint(run_dir: Path) -> Path | None:
-    """Return where to go on; None: a run without a checkpoint begins again, with the episodes that it has."""
-    return latest_checkpoint(run_dir) if (run_dir / "checkpoints" / "latest").exists() else None
 
 
 def _check(config: Config) -> list[AgentId]:

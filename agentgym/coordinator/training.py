@@ -1,11 +1,16 @@
-"""The optimizer steps of a run: which one the trainer works on, which groups it holds, which come next.
+"""The optimizer steps of a run: which one is worked on, which groups it holds, which come next.
+
+Each policy in training has a trainer. A step takes its groups once, and every trainer gets what its policy said in
+them; the step is done when all of them are. So the weights of all policies have the same version number, and the
+checkpoints of a step, one by each trainer, belong together.
 
 A step's groups count against the capacity until its weights are published, so that where groups are finished in the
 order in which they were opened, no token is further behind than `rollout.max_staleness` when it is trained. Of a group
 that others have overtaken tokens may be older; `assemble` masks them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,15 +18,35 @@ from agentgym.advantages.menu import Baselines
 from agentgym.config import Config
 from agentgym.coordinator.assemble import Assembled, assemble, batch_of
 from agentgym.coordinator.dispatcher import Dispatcher
+from agentgym.coordinator.peers import TrainerPeer
 from agentgym.coordinator.schedule import Schedule, Step
 from agentgym.coordinator.status import nobody_answered
 from agentgym.coordinator.surroundings import Report, Send, Store
 from agentgym.errors import RunError
 from agentgym.protocol import StepDone
 
+UNLUCKY_STEPS = 8
+"""So many batches one after another may have nothing for one of several policies."""
+
+
+@dataclass(slots=True)
+class Work:
+    """A step that is worked on, or done."""
+
+    step: Step
+    parts: dict[str, Assembled]
+    """By policy: what its trainer was given."""
+    results: dict[str, StepDone] = field(default_factory=dict)
+    """By policy: what its trainer made of it."""
+
+    @property
+    def waiting_for(self) -> list[str]:
+        """The policies whose trainers have not finished it."""
+        return [policy for policy in self.parts if policy not in self.results]
+
 
 class Training:
-    """What the trainer was given, and what became of it."""
+    """What the trainers were given, and what became of it."""
 
     def __init__(
         self,
@@ -45,16 +70,23 @@ class Training:
         """The last step that is finished."""
         self.last = self._schedule.last_step
         """The step with which the run ends."""
-        self._current: tuple[Step, Assembled] | None = None
+        self._work: Work | None = None
         self._held = 0
         """Groups in training, or trained while their weights are not yet published."""
-        self._asked = False
+        self._asked: set[str] = set()
+        """The policies whose trainers wait for a batch."""
+        self._unlucky = 0
         self._baselines: Baselines = (state or {}).get("baselines", {})
 
     @property
     def number(self) -> int | None:
-        """The step that the trainer works on."""
-        return self._current[0].number if self._current else None
+        """The step that is worked on."""
+        return self._work.step.number if self._work else None
+
+    @property
+    def waiting_for(self) -> list[str]:
+        """The policies whose trainers work on it."""
+        return self._work.waiting_for if self._work else []
 
     @property
     def over(self) -> bool:
@@ -81,79 +113,104 @@ class Training:
         if step.warmup or not first or self._held == 0:
             self._dispatcher.top_up(step, steps_left=left, in_training=self._held)
 
-    def asked(self, number: int) -> None:
-        """Take in that the trainer asks for a step. Raises RunError where it is not the next one."""
-        if number != self.done + 1:
-            raise RunError(f"the trainer asks for step {number}; step {self.done + 1} is next")
-        self._asked = True
+    def asked(self, policy: str, number: int) -> None:
+        """Take in that a policy's trainer asks for a step. Raises RunError where it is not the next one."""
+        ahead = (
+            self._work is not None and policy in self._work.results
+        )  # others still work on the step before
+        if number != self.done + 1 + ahead:
+            raise RunError(f"the trainer of {policy!r} asks for step {number} after step {self.done + ahead}")
+        self._asked.add(policy)
 
-    def feed(self, trainer: bytes | None) -> bool:
-        """Give the trainer its batch, if it asked for one and the groups are there; return whether it got one.
+    def feed(self, trainers: Mapping[str, TrainerPeer]) -> bool:
+        """Give the trainers their batches, if all have asked and the groups are there; return whether they got them.
 
         Raises:
             RunError: no agent ever says a word.
         """
-        if not self._asked or self._current is not None or self.over:
+        policies = self._config.policies_to_train
+        if self._work is not None or self.over or not self._asked.issuperset(policies):
             return False
-        assert trainer is not None
         step = self._schedule.step(self.done + 1)
         groups = self._dispatcher.take(step)
         if groups is None:
             return False
         ids = [group.group_id for group in groups]
-        assembled = assemble(
-            groups,
-            algorithm=self._config.algorithm,
-            max_tokens=self._config.sampling.max_tokens,
-            warmup=step.warmup,
-            version=self.done,
-            max_staleness=self._config.rollout.max_staleness,
-            baselines=self._baselines,
-        )
-        if not assembled.samples:
+        parts = {
+            policy: assemble(
+                groups,
+                policy=policy,
+                algorithm=self._config.algorithm,
+                max_tokens=self._config.sampling.max_tokens,
+                warmup=step.warmup,
+                version=self.done,
+                max_staleness=self._config.rollout.max_staleness,
+                baselines=self._baselines,
+            )
+            for policy in policies
+        }
+        idle = [policy for policy, part in parts.items() if not part.samples]
+        if idle:
             self._store.drop(ids)
-            self._nothing_to_learn(step, assembled)
+            self._nothing_to_learn(step, idle[0], parts[idle[0]])
             return False
-        header, arrays = batch_of(
-            assembled,
-            step,
-            microbatch_tokens=self._config.trainer.tokens_per_microbatch,
-            checkpoint=self._checkpoint_due(step),
-            state={**self._dispatcher.state(), "baselines": dict(assembled.baselines)},
-        )
-        self._store.consume(step.number, ids, partial(self._send, header, trainer, arrays))
-        self._current, self._asked = (step, assembled), False
-        self._baselines = assembled.baselines
+        self._unlucky = 0
+        baselines = parts[policies[0]].baselines
+        due, state = self._checkpoint_due(step), {**self._dispatcher.state(), "baselines": dict(baselines)}
+        send: list[Callable[[], None]] = []
+        for policy, part in parts.items():
+            header, arrays = batch_of(
+                part,
+                step,
+                microbatch_tokens=self._config.trainer.tokens_per_microbatch,
+                checkpoint=due,
+                state=state,
+            )
+            send.append(partial(self._send, header, trainers[policy].identity, arrays))
+        self._store.consume(step.number, ids, lambda: _call_all(send))
+        self._work, self._asked, self._baselines = Work(step, parts), set(), baselines
         self._held += len(groups)
-        self._reporter.batch_sent(step, assembled, self._dispatcher.ratings.tags(assembled.episodes))
+        episodes = parts[policies[0]].episodes
+        self._reporter.batch_sent(step, parts, self._dispatcher.ratings.tags(episodes))
         return True
 
-    def finished(self, header: StepDone) -> tuple[Step, Assembled]:
-        """Take in that a step is finished, and return it. Raises RunError where the trainer was given another one."""
-        if self._current is None or header.step != self._current[0].number:
-            raise RunError(f"the trainer finished step {header.step}, which it was not given")
-        (step, assembled), self._current = self._current, None
-        self.done = step.number
-        if header.checkpoint:
-            self._store.forget(step.number, keep=self._config.coordinator.keep_episodes)
+    def finished(self, policy: str, header: StepDone) -> Work | None:
+        """Take in that a policy's trainer has finished a step; return the step when all have.
+
+        Raises:
+            RunError: it was given another step.
+        """
+        work = self._work
+        if work is None or header.step != work.step.number or policy in work.results:
+            raise RunError(f"the trainer of {policy!r} finished step {header.step}, which it was not given")
+        work.results[policy] = header
+        if work.waiting_for:
+            return None
+        self._work, self.done = None, work.step.number
+        if header.checkpoint:  # the others were asked for theirs too
+            self._store.forget(self.done, keep=self._config.coordinator.keep_episodes)
         if not header.weights:
             self._held = 0
-        return step, assembled
+        return work
 
     def published(self, version: int) -> None:
         """Take in that all servers have the weights after a step: its groups count no longer."""
-        if self._current is None or self._current[0].number - 1 == version:
-            self._held = self._current[0].groups if self._current else 0
+        if self._work is None or self._work.step.number - 1 == version:
+            self._held = self._work.step.groups if self._work else 0
 
-    def _nothing_to_learn(self, step: Step, assembled: Assembled) -> None:
-        """Let other groups be played in place of stale ones; end a run whose agents never say a word."""
-        episodes = assembled.episodes
-        if any(trajectory.trainable for episode in episodes for trajectory in episode.trajectories):
+    def _nothing_to_learn(self, step: Step, policy: str, part: Assembled) -> None:
+        """Let other groups be played in place of these; end a run whose agents never say a word."""
+        episodes = part.episodes
+        self._unlucky += 1
+        if any(t.trainable and t.policy == policy for episode in episodes for t in episode.trajectories):
             self._reporter.say(
                 f"all {len(episodes)} episodes of step {step.number} were too old; playing others"
             )
-            return
-        raise RunError(nobody_answered(step.number, episodes))
+        elif len(self._config.policies_to_train) > 1 and self._unlucky < UNLUCKY_STEPS:
+            self._reporter.say(f"nobody played {policy!r} in the {len(episodes)} episodes of step {step.number}; "
+                               "playing others")  # fmt: skip
+        else:
+            raise RunError(nobody_answered(step.number, policy, episodes))
 
     def _checkpoint_due(self, step: Step) -> bool:
         learned = step.number - self._schedule.warmup_steps
@@ -161,3 +218,8 @@ class Training:
         # What a checkpoint covers can be removed from the disk.
         full = self._store.bytes_used > self._config.coordinator.max_store_gib * 2**30 / 2
         return full or step.number == self.last or learned % every == 0
+
+
+def _call_all(functions: Sequence[Callable[[], None]]) -> None:
+    for function in functions:
+        function()

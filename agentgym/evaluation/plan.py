@@ -7,7 +7,7 @@ from typing import Any
 from zlib import crc32
 
 from agentgym.config import Config
-from agentgym.coordinator.launch import checkpoint_model
+from agentgym.coordinator.launch import checkpoint_models
 from agentgym.coordinator.lineup import Lineups
 from agentgym.coordinator.schedule import sampling_seed, task_seed
 from agentgym.errors import ConfigError
@@ -70,8 +70,16 @@ def with_policies(config: Config, players: Sequence[str], checkpoint: Path | Non
         is_model = Path(value).is_dir()
         who[name] = PolicyConfig(model=value) if is_model else PolicyConfig(scripted=value)
     if checkpoint is not None:
-        if config.learner in who:
-            raise ConfigError(f"--checkpoint and --policy both say who plays as {config.learner!r}; give one")
-        who[config.learner] = PolicyConfig(model=str(checkpoint_model(checkpoint)))
+        models = checkpoint_models(checkpoint)
+        if len(models) == 1:  # whatever it was called there
+            models = {config.learner: next(iter(models.values()))}
+        for name, model in models.items():
+            if name in who:
+                raise ConfigError(f"--checkpoint and --policy both say who plays as {name!r}; give one")
+            if name not in config.policies:
+                raise ConfigError(
+                    f"{checkpoint} has trained a policy {name!r}, which the configuration has not"
+                )
+            who[name] = PolicyConfig(model=str(model))
     # Not validated again: a policy that is to be trained may be scripted here.
     return config.model_copy(update={"policies": {**config.policies, **who}})

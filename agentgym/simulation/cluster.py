@@ -70,7 +70,7 @@ class Cluster:
         """
         while True:
             self.coordinator = self._coordinator()
-            launch_all(self._supervisor, self._config, self._places, resume=None)
+            launch_all(self._supervisor, self._config, self._places, resume={})
             try:
                 return await self.coordinator.run()
             except TrainerLost:

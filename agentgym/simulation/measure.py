@@ -49,12 +49,16 @@ class Measurements:
     def loaded(self, seconds: float) -> None:
         """See `Report`."""
 
-    def batch_sent(self, step: Step, assembled: Assembled, ratings: Mapping[str, float]) -> None:
+    def batch_sent(self, step: Step, parts: Mapping[str, Assembled], ratings: Mapping[str, float]) -> None:
         """See `Report`; a step that is taken again after a resume counts anew."""
-        self.masked[step.number] = assembled.metrics["stale_share"]
+        self.masked[step.number] = max(part.metrics["stale_share"] for part in parts.values())
 
     def step_done(
-        self, step: Step, assembled: Assembled, header: StepDone, numbers: dict[str, float]
+        self,
+        step: Step,
+        parts: Mapping[str, Assembled],
+        results: Mapping[str, StepDone],
+        numbers: dict[str, float],
     ) -> None:
         """See `Report`."""
         site = self._site

@@ -173,7 +173,8 @@ class SimulatedTrainer(Machine):
         """See `Machine`."""
         return Hello(
             role="trainer",
-            name="trainer",
+            name=self.name,
+            policy=self.site.config.learner,
             protocol=PROTOCOL_VERSION,
             pid=self.pid,
             version=self._done,

@@ -114,7 +114,7 @@ class Peer:
         self.channel.send(
             Hello.model_validate(
                 {"role": role, "name": role, "protocol": PROTOCOL_VERSION, "pid": 1, "address": "ipc://nowhere",
-                 "max_model_len": 1 << 20, **({"policy": "learner"} if role == "server" else {})}
+                 "max_model_len": 1 << 20, **({"policy": "learner"} if role != "worker" else {})}
             )
         )  # fmt: skip
 

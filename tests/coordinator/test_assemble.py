@@ -26,6 +26,7 @@ def assembled(
     )
     return assemble(
         groups,
+        policy="learner",
         algorithm=settings,
         max_tokens=4,
         warmup=warmup,

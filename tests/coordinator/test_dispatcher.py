@@ -97,7 +97,7 @@ def test_groups_against_a_pool_wait_for_its_snapshot_and_keep_their_order(tmp_pa
     pool = dispatcher.pools.by_name["past"]
 
     async def first_weights() -> None:
-        dispatcher.pools.take_due(0, "")
+        dispatcher.pools.take_due("learner", 0, "")
         await dispatcher.pools.written()
 
     for ready in (lambda: None, lambda: within(5, first_weights())):

@@ -1,4 +1,4 @@
-from agentgym.coordinator.peers import Offer, Peers, ServerPeer, WorkerPeer
+from agentgym.coordinator.peers import Offer, Peers, ServerPeer, TrainerPeer, WorkerPeer
 
 
 def server_of(name: str, version: int = 0, heard: float = 0.0, policy: str = "learner") -> ServerPeer:
@@ -62,7 +62,7 @@ def test_the_worker_with_the_most_credits_is_the_next() -> None:
 def test_signs_of_life_are_noted_and_strangers_are_not_known() -> None:
     peers = peers_of(server_of("server-0", heard=1.0))
     peers.workers[b"w"] = WorkerPeer("worker-0", b"w", 2.0)
-    peers.trainer = b"t"
+    peers.trainers["learner"] = TrainerPeer("trainer", "learner", b"t")
     assert peers.silent(before=2.0) == ["server-0"]
     assert peers.heard(b"server-0", 5.0) == "server-0"
     assert (peers.silent(before=2.0), peers.silent(before=9.0)) == ([], ["worker-0", "server-0"])

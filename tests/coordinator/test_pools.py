@@ -29,7 +29,7 @@ def take(pools: Pools, folder: Path, *versions: int) -> None:
         for version in versions:
             weights = folder / f"weights-{version}"
             weights.write_text(str(version))
-            pools.take_due(version, str(weights) if version else "")
+            pools.take_due("learner", version, str(weights) if version else "")
             weights.unlink()
             await pools.written()
 
@@ -229,7 +229,7 @@ def test_a_snapshot_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
     async def scene() -> None:
         weights = tmp_path / "weights"
         weights.touch()
-        pools.take_due(10, str(weights))
+        pools.take_due("learner", 10, str(weights))
         with pytest.raises(OSError, match="Not a directory"):
             await pools.written()
         await asyncio.sleep(0)

@@ -83,7 +83,15 @@ def test_a_resumed_run_goes_on_where_its_checkpoint_was(tmp_path: Path) -> None:
 
             async def train() -> None:
                 trainer.send(
-                    Hello(role="trainer", name="trainer", protocol=1, pid=1, version=2, weights=weights)
+                    Hello(
+                        role="trainer",
+                        name="trainer",
+                        policy="learner",
+                        protocol=1,
+                        pid=1,
+                        version=2,
+                        weights=weights,
+                    )
                 )
                 await trainer.next(Welcome)
                 trainer.send(BatchRequest(step=3))

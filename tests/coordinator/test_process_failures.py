@@ -225,7 +225,7 @@ def test_a_fatal_error_of_a_process_ends_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("present", "message"),
     [
-        ("", "the trainer has not said hello"),
+        ("", "trainer has not said hello"),
         ("t", "no worker is connected"),
         ("tw", "no policy server is ready"),
         ("tws", "4 episodes are being played and 4 wait, 4 groups are open, 0 ready; last failure: none"),
@@ -276,7 +276,7 @@ def test_a_late_trainer_and_a_late_server_are_named(tmp_path: Path) -> None:
                 trainer.done(batch, cast.run.places.exchange)
             return await cast.run.failure()
 
-    assert within(30, late(loads=False)).startswith("no progress for 0.8 s: the trainer works on step 1")
+    assert within(30, late(loads=False)).startswith("no progress for 0.8 s: trainer works on step 1")
     assert within(30, late(loads=True)).startswith("no progress for 0.8 s: server-0 is loading weights")
 
 
@@ -290,10 +290,12 @@ def test_a_trainer_that_is_out_of_step_ends_the_run(tmp_path: Path) -> None:
             trainer.send(message)
             return await cast.run.failure()
 
-    assert within(30, scene(BatchRequest(step=4))) == "the trainer asks for step 4; step 1 is next"
+    assert within(30, scene(BatchRequest(step=4))) == (
+        "the trainer of 'learner' asks for step 4 after step 0"
+    )
     assert (
         within(30, scene(StepDone(step=1, metrics={})))
-        == "the trainer finished step 1, which it was not given"
+        == "the trainer of 'learner' finished step 1, which it was not given"
     )
 
 

@@ -105,7 +105,7 @@ def test_a_group_that_a_crash_cut_in_two_meets_one_snapshot(
         store = EpisodeStore(tmp_path, failed=pytest.fail)
         try:
             dispatcher = Dispatcher(config, snapshots=tmp_path / "snapshots", store=store)
-            dispatcher.pools.take_due(0, "")
+            dispatcher.pools.take_due("learner", 0, "")
             await dispatcher.pools.written()
             for pool in dispatcher.pools.by_name.values():
                 pool.loaded = 0

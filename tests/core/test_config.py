@@ -163,8 +163,22 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"policies_to_train": []}, r"policies_to_train = \[\]: name exactly one policy"),
-        ({"policies_to_train": ["learner", "other"]}, "name exactly one policy"),
+        ({"policies_to_train": []}, "policies_to_train\n  List should have at least 1 item"),
+        ({"policies_to_train": ["learner", "learner"]}, "name each policy once"),
+        ({"policies_to_train": ["learner", "other"]}, r"names 'other'; set policies\.other\.model"),
+        (
+            {"policies": {"b": {"model": "m"}}, "policies_to_train": ["learner", "b"]},
+            "policy_mapping lets no agent play 'b', which is to be trained",
+        ),
+        (
+            {
+                "policies": {"b": {"model": "m"}},
+                "policies_to_train": ["learner", "b"],
+                "policy_mapping": {"x": "b"},
+                "trainer": {"keep_checkpoints": 1},
+            },
+            r"whose checkpoints must be of one step: set trainer\.keep_checkpoints >= 2",
+        ),
         ({"policies_to_train": ["pupil"]}, r"names 'pupil'; set policies\.pupil\.model"),
         ({"policies": {"learner": {"scripted": "random"}}}, r"set policies\.learner\.model"),
         ({"policy_mapping": {"a": "boss"}}, r"policy_mapping\.a = 'boss'; known policies: \['learner'\]"),

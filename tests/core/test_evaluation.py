@@ -9,6 +9,7 @@ from builders import config_of
 from rich.console import Console
 
 from agentgym.config import Config
+from agentgym.config_file import save_config
 from agentgym.episode import EndReason, Episode, Status
 from agentgym.episode_json import EpisodeRecord, EpisodeWriter, read_episodes
 from agentgym.errors import ConfigError
@@ -155,11 +156,35 @@ def test_a_pool_has_nobody_to_play_outside_of_its_run() -> None:
         evaluate(Plan(config, 1, 1), out=None, console=Console(file=io.StringIO()))
 
 
-def test_the_last_checkpoint_of_a_run_can_play(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints/step-000004").mkdir(parents=True)
-    (tmp_path / "checkpoints/latest").write_text("step-000004\n")
-    config = with_policies(config_of(), [], tmp_path)
-    assert config.policies["learner"].model == str(tmp_path / "checkpoints/step-000004/model")
+def with_checkpoints(run_dir: Path, config: Config, **steps: int) -> Path:
+    """Give a run directory checkpoints by policy, the last one of each as named."""
+    save_config(config, run_dir / "config.json")
+    for policy, last in steps.items():
+        folder = config.place_of(policy, run_dir / "checkpoints")
+        for step in (last - 1, last):
+            (folder / f"step-{step:06d}").mkdir(parents=True)
+        (folder / "latest").write_text(f"step-{last:06d}\n")
+    return run_dir
+
+
+def test_the_last_checkpoint_of_a_run_can_play_under_another_name(tmp_path: Path) -> None:
+    run_dir = with_checkpoints(tmp_path, config_of(), learner=4)
+    other = config_of(policies={"pupil": {"model": "m"}}, policies_to_train=["pupil"])
+    for config, name in ((config_of(), "learner"), (other, "pupil")):
+        found = with_policies(config, [], run_dir).policies[name].model
+        assert found == str(tmp_path / "checkpoints/step-000004/model")
+
+
+def test_checkpoints_of_several_policies_are_those_of_the_newest_step_that_all_have(tmp_path: Path) -> None:
+    policies = {"red": {"model": "a"}, "blue": {"model": "b"}}
+    mapping = {"player_1": "red", "player_2": "blue"}
+    config = config_of(policies=policies, policies_to_train=["red", "blue"], policy_mapping=mapping)
+    run_dir = with_checkpoints(tmp_path, config, red=4, blue=3)  # killed between the two
+    found = with_policies(config, [], run_dir).policies
+    for policy in policies:
+        assert found[policy].model == str(tmp_path / f"checkpoints/{policy}/step-000003/model")
+    with pytest.raises(ConfigError, match="has trained a policy 'red', which the configuration has not"):
+        with_policies(config_of(), [], run_dir)
 
 
 @pytest.mark.parametrize(
@@ -167,12 +192,16 @@ def test_the_last_checkpoint_of_a_run_can_play(tmp_path: Path) -> None:
     [
         (["expert"], None, "--policy 'expert' is not of the form NAME=WHO, as in learner=expert"),
         (["boss=expert"], None, "there is no policy 'boss'; known: learner"),
-        ([], Path("nowhere"), "nowhere has no checkpoint"),
-        (["learner=expert"], Path("nowhere"), "--checkpoint and --policy both say who plays as 'learner'"),
+        ([], Path("nowhere"), "nowhere is no run directory"),
+        ([], Path("new"), "new has no checkpoint yet"),
+        (["learner=expert"], Path("run"), "--checkpoint and --policy both say who plays as 'learner'"),
     ],
 )
 def test_players_that_make_no_sense_are_refused(
-    players: list[str], checkpoint: Path | None, message: str
+    tmp_path: Path, players: list[str], checkpoint: Path | None, message: str
 ) -> None:
+    for name, steps in (("new", {}), ("run", {"learner": 4})):
+        (tmp_path / name).mkdir()
+        with_checkpoints(tmp_path / name, config_of(), **steps)
     with pytest.raises(ConfigError, match=message):
-        with_policies(config_of(), players, checkpoint)
+        with_policies(config_of(), players, tmp_path / checkpoint if checkpoint else None)

@@ -249,7 +249,7 @@ def test_a_batch_is_trained_as_its_workers_recorded_it_or_not_at_all(
     header, arrays = batch_message(episodes, version=0)
     made = [checksum for episode in episodes for checksum in episode.checksums]
     assert sorted(header.checksums) == sorted(made)
-    trainer = Trainer(config_of(lab.models[0]), exchange=tmp_path, checkpoints=tmp_path)
+    trainer = Trainer(config_of(lab.models[0]), policy="learner", exchange=tmp_path, checkpoints=tmp_path)
     first = header.lengths[0]
     for name in ("tokens", "sampled", "logprobs", "versions", "routes"):
         damaged = arrays[name].copy()

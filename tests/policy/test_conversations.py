@@ -171,6 +171,7 @@ def test_what_was_sampled_is_trained_exactly_once_behind_what_was_read(
     group = group_of(episode, arrived(recorded.episode(0.0)))
     found = assemble(
         [group],
+        policy="learner",
         algorithm=AlgorithmConfig(advantage="group_mean", normalize_batch=False),
         max_tokens=32,
         warmup=False,

@@ -24,7 +24,9 @@ def trainer_of(
     config = config_of(model, trainer=trainer, **(sections or {}))
     exchange = folder / "exchange"
     exchange.mkdir(exist_ok=True)
-    return Trainer(config, exchange=exchange, checkpoints=folder / "checkpoints", resume=resume)
+    return Trainer(
+        config, policy="learner", exchange=exchange, checkpoints=folder / "checkpoints", resume=resume
+    )
 
 
 def train(trainer: Trainer, step: int, **fields: object):

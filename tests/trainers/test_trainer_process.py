@@ -40,7 +40,15 @@ class Coordinator:
         return [
             *(sys.executable, "-W", "ignore", "-m", "agentgym_trainers.megatron.main"),
             *("--config", str(self.folder / "config.json"), "--coordinator", self.address),
-            *("--exchange", str(self.exchange), "--checkpoints", str(self.checkpoints), *more),
+            *(
+                "--policy",
+                "learner",
+                "--exchange",
+                str(self.exchange),
+                "--checkpoints",
+                str(self.checkpoints),
+                *more,
+            ),
         ]
 
     def receive(self) -> Packet:

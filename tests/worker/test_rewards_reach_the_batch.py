@@ -82,7 +82,13 @@ def learned(episodes: Sequence[Episode], **algorithm: Any) -> list[tuple[str, li
     # With an entropy bonus, plays without a preference stay in the batch.
     settings = settings.model_copy(update={"entropy_coefficient": 1e-9})
     found = assemble(
-        [group_of(*episodes)], algorithm=settings, max_tokens=32, warmup=False, version=0, max_staleness=0
+        [group_of(*episodes)],
+        policy="learner",
+        algorithm=settings,
+        max_tokens=32,
+        warmup=False,
+        version=0,
+        max_staleness=0,
     )
     by_tokens = {t.tokens.tobytes(): t for episode in episodes for t in episode.trajectories}
     return [

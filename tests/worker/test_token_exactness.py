@@ -48,6 +48,7 @@ def samples_of(*episodes: Episode, version: int = 3, max_staleness: int = 1) -> 
     """The samples of a step on one group."""
     found = assemble(
         [group_of(*episodes)],
+        policy="learner",
         algorithm=AlgorithmConfig(advantage="group_mean", normalize_batch=False),
         max_tokens=32,
         warmup=False,

@@ -1,7 +1,7 @@
 """The trainer process.
 
     python -m agentgym_trainers.megatron.main --config RUN_DIR/config.json --coordinator ADDRESS \
-        --exchange DIR --checkpoints DIR [--resume CHECKPOINT_DIR] [--parent-pid N]
+        --policy POLICY --exchange DIR --checkpoints DIR [--name NAME] [--resume CHECKPOINT_DIR] [--parent-pid N]
 
 It says hello when its model is loaded, then asks for batches until it is told to drain. Exit status: 0 after
 a drain, 1 after a failure, which it has reported as a fatal error. It ends by itself when the coordinator is
@@ -39,6 +39,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         "--config", type=Path, required=True, help="resolved settings of the run (JSON or TOML)"
     )
     parser.add_argument("--coordinator", required=True, help="ZeroMQ address of the coordinator")
+    parser.add_argument("--policy", required=True, help="the policy to train")
+    parser.add_argument("--name", default="trainer", help="how the process is called in logs")
     parser.add_argument("--exchange", type=Path, required=True, help="folder for weight files")
     parser.add_argument("--checkpoints", type=Path, required=True, help="folder for checkpoints")
     parser.add_argument("--resume", type=Path, help="checkpoint folder to go on from")
@@ -56,13 +58,18 @@ def run(config: Config, settings: argparse.Namespace, link: Link, busy: BusyShar
 
     with parallel.single_process(config.run.seed):
         trainer = Trainer(
-            config, exchange=settings.exchange, checkpoints=settings.checkpoints, resume=settings.resume
+            config,
+            policy=settings.policy,
+            exchange=settings.exchange,
+            checkpoints=settings.checkpoints,
+            resume=settings.resume,
         )
         weights = "" if settings.resume is None else str(trainer.publish())
         link.send(
             Hello(
                 role="trainer",
-                name="trainer",
+                name=settings.name,
+                policy=settings.policy,
                 protocol=PROTOCOL_VERSION,
                 pid=os.getpid(),
                 version=trainer.step,
@@ -93,7 +100,7 @@ def run(config: Config, settings: argparse.Namespace, link: Link, busy: BusyShar
 def main(arguments: Sequence[str]) -> int:
     """Run the process and return its exit status."""
     settings = parse_arguments(arguments)
-    setup_logging("trainer")
+    setup_logging(settings.name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's, which then drains
     if settings.parent_pid is not None:
         die_with_parent(settings.parent_pid)

@@ -32,9 +32,15 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, *, exchange: Path, checkpoints: Path, resume: Path | None = None
+        self,
+        config: Config,
+        *,
+        policy: str,
+        exchange: Path,
+        checkpoints: Path,
+        resume: Path | None = None,
     ) -> None:
-        """Load the run's model, or go on from the folder of a checkpoint.
+        """Load a policy's model, or go on from the folder of a checkpoint.
 
         Raises:
             ModelError: the model or the checkpoint cannot be used.
@@ -44,7 +50,8 @@ class Trainer:
         self._exchange = exchange
         self._checkpoints = checkpoints
         self.step = 0
-        folder = config.model if resume is None else resume / checkpoint.MODEL
+        self._model_folder = config.model_of(policy)
+        folder = self._model_folder if resume is None else resume / checkpoint.MODEL
         self._device = parallel.device()
         self._dtype = DTYPES[config.trainer.dtype]
         self.model = build_model(read_config(folder), self._dtype, self._device)
@@ -86,7 +93,7 @@ class Trainer:
             weights=self.weights(),
             optimizer=self.optimizer.tensors(),
             coordinator=coordinator,
-            model_folder=self._config.model,
+            model_folder=self._model_folder,
             keep=self._config.trainer.keep_checkpoints,
         )
 
