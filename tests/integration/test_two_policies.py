@@ -62,7 +62,7 @@ def test_when_one_trainer_is_killed_both_go_on_from_checkpoints_of_one_step(tmp_
         run.wait_for(rf"trainer-other \(pid {killed}\) was killed by SIGKILL; everything is stopped")
         step = int(run.wait_for(r"resumed after step (\d+) from .*checkpoints/learner/step-")[1])
         assert run.wait() == 0, run.report()
-    assert step and step % 5 == 0
+    assert step in range(5, 120, 5)
     states = [
         json.loads((run_dir / "checkpoints" / name / "step-000120/coordinator.json").read_text())
         for name in ("learner", "other")
