@@ -124,10 +124,10 @@ def latest_checkpoints(config: Config) -> dict[str, Path]:
 
 
 def checkpoint_models(run_dir: Path) -> dict[str, Path]:
-    """Return the model folders of a run's newest checkpoints, in the Hugging Face format, by policy.
+    """Return the model folders of a run's newest checkpoints, in the Hugging Face format, by policy; empty: none yet.
 
     Raises:
-        ConfigError: there is no run, or it has none.
+        ConfigError: there is no run.
     """
     if not (run_dir / "config.json").exists():
         raise ConfigError(f"{run_dir} is no run directory: it has no config.json")
@@ -136,10 +136,7 @@ def checkpoint_models(run_dir: Path) -> dict[str, Path]:
     config = config.model_copy(
         update={"run": config.run.model_copy(update={"dir": run_dir.parent, "name": run_dir.name})}
     )
-    found = latest_checkpoints(config)
-    if not found:
-        raise ConfigError(f"{run_dir} has no checkpoint yet")
-    return {policy: checkpoint / "model" for policy, checkpoint in found.items()}
+    return {policy: checkpoint / "model" for policy, checkpoint in latest_checkpoints(config).items()}
 
 
 def read_state(checkpoint: Path) -> dict[str, object]:

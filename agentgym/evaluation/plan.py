@@ -71,6 +71,8 @@ def with_policies(config: Config, players: Sequence[str], checkpoint: Path | Non
         who[name] = PolicyConfig(model=value) if is_model else PolicyConfig(scripted=value)
     if checkpoint is not None:
         models = checkpoint_models(checkpoint)
+        if not models:
+            raise ConfigError(f"{checkpoint} has no checkpoint yet")
         if len(models) == 1:  # whatever it was called there
             models = {config.learner: next(iter(models.values()))}
         for name, model in models.items():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.config import EnvConfig, SamplingConfig, ServerConfig
-from agentgym.coordinator.launch import checkpoint_model
+from agentgym.coordinator.launch import checkpoint_models
 from agentgym.coordinator.store import count_episodes, stored_episodes
 from agentgym.episode import NOT_SAMPLED, Episode, Trajectory, Turn
 from agentgym.episode_json import read_episodes
@@ -68,14 +68,14 @@ def read_source(path: Path, number: int) -> Source:
         sampling = SamplingConfig.model_validate(config["sampling"])
         server = ServerConfig.model_validate(config["server"])
         policies = {name: PolicyConfig.model_validate(given) for name, given in config["policies"].items()}
-        trained, seed = list(config["policies_to_train"]), int(config["run"]["seed"])
+        seed = int(config["run"]["seed"])
     except (KeyError, ValueError) as error:
         raise ConfigError(
             f"{path} does not say with which settings its episodes were played ({error}); give a run directory, or a "
             "file that `agentgym eval` or `agentgym fork` wrote"
         ) from error
     models = {name: Path(p.model or "") for name, p in policies.items() if p.kind == "model"}
-    if path.is_dir() and (path / "checkpoints" / "latest").exists():
-        models |= dict.fromkeys(trained, checkpoint_model(path))
+    if path.is_dir():
+        models |= checkpoint_models(path)
     models |= {name: models[p.pool] for name, p in policies.items() if p.pool is not None}
     return Source(episode, env, sampling, server, policies, seed, models, config)
