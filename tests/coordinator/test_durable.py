@@ -229,3 +229,20 @@ def test_when_the_disk_fills_a_checkpoint_comes_early_and_makes_room(tmp_path: P
         assert left <= {None}
 
     within(30, scene())
+
+
+def test_a_run_that_is_cut_off_while_it_does_steps_again_keeps_their_order(tmp_path: Path) -> None:
+    async def two_steps(actors: Actors) -> None:
+        await a_step_is_done(actors)
+        await actors.batch()
+
+    async def scene() -> None:
+        config = durable_run()
+        first = await cut_off(tmp_path, config, two_steps)
+        again = await cut_off(tmp_path, config, Actors.batch)
+        _, trainer = await go_on(tmp_path, config, None)
+        checksums = [batch.checksums for batch in first.batches]
+        assert [batch.checksums for batch in again.batches] == checksums[:1]
+        assert [batch.checksums for batch in trainer.batches][:2] == checksums
+
+    within(60, scene())
