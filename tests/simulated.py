@@ -10,6 +10,7 @@ from builders import config_of
 
 from agentgym.config import Config
 from agentgym.coordinator.process import Coordinator
+from agentgym.coordinator.schedule import Schedule
 from agentgym.protocol import Ack, Header, Lease
 from agentgym.simulation.clock import run_virtually
 from agentgym.simulation.cluster import Cluster
@@ -90,21 +91,26 @@ def simulated(
 
 def broken(run: Simulated, *, max_staleness: int) -> set[str]:
     """Return the names of the invariants that a run broke."""
-    rollout, ledger = run.config.rollout, run.cluster.ledger
+    ledger, schedule = run.cluster.ledger, Schedule(run.config)
+    plan = {number: schedule.step(number) for number in range(1, schedule.last_step + 1)}
     found = set()
     if max(run.ages) > max_staleness or min(run.ages) < 0:
         found.add("no trained token is older than the bound")
-    # After a step its own groups still count, until its weights are published.
-    if max(map(sum, run.cluster.measured.queues)) > max_staleness * rollout.tasks_per_step:
-        found.add("open and ready groups are bounded")
+    for mark in run.cluster.measured.marks:
+        # Its own groups still count, until its weights are published.
+        later = plan.get(mark.step + 1, plan[mark.step])
+        if mark.groups > max(plan[mark.step].capacity, later.capacity) - plan[mark.step].groups:
+            found.add("open and ready groups are bounded")
     consumed = [entry for entry in ledger.entries.values() if entry.step is not None]
     steps = Counter(entry.step for entry in consumed)
-    if steps != {number: rollout.tasks_per_step for number in range(1, run.config.run.steps + 1)}:
+    if steps != {number: step.groups for number, step in plan.items()}:
         found.add("every step takes its groups")
     if len({entry.group.task_index for entry in ledger.entries.values()}) < len(ledger.entries):
         found.add("every task is consumed by one step")
     stored = [lease for entry in ledger.entries.values() for lease in entry.leases.values()]
-    if ledger.replaced or len(set(stored)) < len(stored) or max(run.leases.values()) > 1:
+    # After a resume who met another snapshot of a pool than the other members is played again.
+    pools = any(policy.kind == "pool" for policy in run.config.policies.values())
+    if (ledger.replaced and not pools) or len(set(stored)) < len(stored) or max(run.leases.values()) > 1:
         found.add("every episode is of a lease of its own")
     if max(run.acknowledged.values()) > 1:
         found.add("an episode is acknowledged once")

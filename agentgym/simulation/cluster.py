@@ -74,10 +74,11 @@ class Cluster:
             try:
                 return await self.coordinator.run()
             except TrainerLost:
-                self.resumed += 1
+                pass
             finally:
                 await asyncio.sleep(GOODBYE_SECONDS)  # until everybody has heard that it is over
                 self._supervisor.stop(0.0)
+            self.resumed += 1
 
     def _coordinator(self) -> Coordinator:
         state = json.loads(json.dumps(self.site.checkpoint))  # as it would be read

@@ -26,6 +26,8 @@ class Mark:
     """That were finished."""
     tokens: float
     """That were sampled in them."""
+    groups: float
+    """Open or ready now."""
 
 
 class Measurements:
@@ -38,8 +40,6 @@ class Measurements:
         """What people would read."""
         self.masked: dict[int, float] = {}
         """By step: the share of the sampled tokens that were too old to be trained."""
-        self.queues: list[tuple[float, float]] = []
-        """Open and ready groups after each step."""
         self.marks: list[Mark] = []
 
     def say(self, text: str) -> None:
@@ -62,7 +62,6 @@ class Measurements:
     ) -> None:
         """See `Report`."""
         site = self._site
-        self.queues.append((numbers["system/queue/open_groups"], numbers["system/queue/ready_groups"]))
         self.marks.append(
             Mark(
                 step=step.number,
@@ -72,6 +71,7 @@ class Measurements:
                 playing=site.playing.total(),
                 episodes=sum(numbers.get(f"system/episodes/{name}", 0.0) for name in ("ok", "truncated")),
                 tokens=numbers.get("system/episodes/tokens", 0.0),
+                groups=numbers["system/queue/open_groups"] + numbers["system/queue/ready_groups"],
             )
         )
 
