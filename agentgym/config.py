@@ -323,7 +323,7 @@ class Config(Section):
     def served(self) -> dict[str, Path]:
         """The policies that policy servers answer for, those to be trained first, with their model folders."""
         names = sorted(
-            self.mapped | set(self.policies_to_train), key=lambda n: n not in self.policies_to_train
+            self.mapped | set(self.policies_to_train), key=lambda n: (n not in self.policies_to_train, n)
         )
         return {n: self.model_of(n) for n in names if self.policies[n].kind in ("model", "pool")}
 

@@ -300,7 +300,8 @@ class Coordinator:
     def _issue(self, now: float) -> None:
         while self._dispatcher.leases.waiting and (worker := self._peers.freest_worker()) is not None:
             lease = self._dispatcher.issue(worker.identity, now)
-            assert lease is not None
+            if lease is None:  # as many are in play as the servers can use
+                return
             worker.credits -= 1
             self._channel.send(lease, to=worker.identity)
 

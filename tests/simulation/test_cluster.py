@@ -1,4 +1,8 @@
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,32 @@ def test_the_same_seed_gives_the_same_messages_at_the_same_times(tmp_path: Path)
 
     assert trace(1, **CRASHES) == trace(1, **CRASHES)
     assert len({trace(1), trace(2), trace(1, **CRASHES)}) == 3
+
+
+OPPONENTS = """
+import sys, tempfile, pathlib
+from simulated import cluster_of, simulated
+policies = {"learner": {"model": "m"}, "past": {"pool": "learner", "every": 2}, "frozen": {"model": "f"}}
+config = cluster_of(
+    run={"steps": 4}, policies=policies, policy_mapping={"b": {"past": 0.5, "frozen": 0.5}},
+    simulation={"worker_crashes": 100.0, "server_crashes": 50.0},
+)
+with tempfile.TemporaryDirectory() as folder:
+    print(simulated(config, pathlib.Path(folder), agents=["a", "b"]).cluster.site.network.trace)
+"""
+
+
+def test_the_order_of_sets_which_differs_between_processes_changes_nothing() -> None:
+    traces = set()
+    for seed in ("1", "2", "3"):
+        path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
+        ran = subprocess.run(
+            [sys.executable, "-c", OPPONENTS], capture_output=True, text=True, env=env, timeout=120
+        )
+        assert ran.returncode == 0, ran.stderr
+        traces.add(int(ran.stdout))
+    assert len(traces) == 1
 
 
 def test_no_trained_token_is_too_old_in_10000_episodes_of_500_workers_that_die(tmp_path: Path) -> None:
@@ -76,6 +106,15 @@ def test_a_warm_up_and_an_opponent_from_a_pool_are_simulated_too(tmp_path: Path)
     assert run.cluster.coordinator._training.over
     assert max(run.ages) <= 1
     assert {policy for policy in run.opponents if policy.startswith("past@")} >= {"past@3", "past@5"}
+
+
+def test_no_more_episodes_are_in_play_than_the_servers_can_use(tmp_path: Path) -> None:
+    run = simulated(cluster_of(rollout={"max_playing": 6}), tmp_path)
+    marks = run.cluster.measured.marks
+    for before, after in pairwise(marks):
+        assert after.playing - before.playing <= 6 * (after.time - before.time) + 1e-6
+    assert marks[-1].playing > 5 * (marks[-1].time - marks[0].time)
+    assert broken(run, max_staleness=1) == set()
 
 
 class Generous(Schedule):
