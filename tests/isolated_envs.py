@@ -1,8 +1,10 @@
 """Environments that need a process of their own, each for another reason, and scripted policies for them."""
 
+import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -57,6 +59,10 @@ class Turn(Env):
                 sys.exit(3)
             case "crash":
                 os.kill(os.getpid(), signal.SIGSEGV)
+            case "babble":  # into the socket that answers go through
+                for descriptor in range(3, 64):
+                    with contextlib.suppress(OSError):
+                        socket.socket(fileno=os.dup(descriptor)).sendall(b"\4\0\0\0\xc1\xc1\xc1\xc1")
             case "hang":
                 self.start_helper()
                 while True:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgpack
 
-from agentgym.errors import AgentGymError, EnvError, EnvTimeoutError
+from agentgym.errors import AgentGymError, EnvError, EnvTimeoutError, WireError
 from agentgym.worker.table import SLICE_SECONDS
 from agentgym.worker.table_codec import decode, encode
 from agentgym.worker.zygote import LENGTH, MAX_MESSAGE
@@ -184,6 +184,9 @@ class ProcessHost:
             raise EnvTimeoutError(f"{what} did not return within {timeout:g} s{words}") from None
         except (asyncio.IncompleteReadError, ConnectionError):
             raise EnvError(f"{what}: its process {await self._epitaph()}") from None
+        except WireError as error:
+            self._hang_up()  # what comes after it cannot be told
+            raise EnvError(f"{what}: its process sent what cannot be read: {error}") from error
         except asyncio.CancelledError:
             self._hang_up()  # the table is in the middle of something; `close` sees to the process
             raise

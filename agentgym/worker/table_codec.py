@@ -4,6 +4,7 @@ A message is a msgpack value. The few records that are exchanged with a `Table` 
 record's fields. Of an `info` only the keys with a meaning (`agentgym.env`) leave the environment's process.
 """
 
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import astuple
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from agentgym.episode import Episode
 from agentgym.episode_codec import decode_episode, encode_episode
-from agentgym.errors import AgentGymError, ConfigError, EnvError, EnvTimeoutError, PolicyError
+from agentgym.errors import AgentGymError, ConfigError, EnvError, EnvTimeoutError, PolicyError, WireError
 from agentgym.policy.scripted import Script
 from agentgym.worker.driver import Outcome, Request, State
 from agentgym.worker.table import Hop, Move, Opening
@@ -23,6 +24,12 @@ from agentgym.worker.table import Hop, Move, Opening
 ERRORS: dict[str, type[AgentGymError]] = {
     kind.__name__: kind for kind in (AgentGymError, ConfigError, EnvError, EnvTimeoutError, PolicyError)
 }
+_ARRAY_DTYPE = re.compile(r"[<>|=][biufcSU]\d{1,4}")
+_WRONG = (
+    ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError,
+    msgpack.exceptions.UnpackException,
+)  # fmt: skip
+"""What comes of bytes that are something else."""
 _HOP, _SCRIPT, _EPISODE, _ARRAY, _ERROR = range(5)
 
 
@@ -33,8 +40,11 @@ def encode(value: Any) -> bytes:
 
 
 def decode(packed: bytes) -> Any:
-    """Return the value in some bytes."""
-    return msgpack.unpackb(packed, ext_hook=_record, strict_map_key=False)
+    """Return the value in some bytes. Raises WireError for bytes that `encode` never wrote."""
+    try:
+        return msgpack.unpackb(packed, ext_hook=_record, strict_map_key=False)
+    except _WRONG as error:
+        raise WireError(f"{len(packed)} bytes are no plain data: {type(error).__name__}: {error}") from error
 
 
 def _plain(value: Any) -> Any:
@@ -45,7 +55,7 @@ def _plain(value: Any) -> Any:
             return msgpack.ExtType(_SCRIPT, encode(astuple(value)))
         case Episode():
             return msgpack.ExtType(_EPISODE, encode(encode_episode(value)))
-        case np.ndarray():
+        case np.ndarray() if _ARRAY_DTYPE.fullmatch(value.dtype.str):
             return msgpack.ExtType(_ARRAY, encode([value.dtype.str, value.shape, value.tobytes()]))
         case AgentGymError():
             return msgpack.ExtType(_ERROR, encode(_error_fields(value)))
@@ -57,10 +67,14 @@ def _plain(value: Any) -> Any:
 
 
 def _record(code: int, packed: bytes) -> Any:
+    if not 0 <= code < len(_MAKERS):
+        raise ValueError(f"there is no record {code}")
     return _MAKERS[code](*decode(packed))
 
 
 def _array(dtype: str, shape: list[int], data: bytes) -> NDArray[Any]:
+    if not _ARRAY_DTYPE.fullmatch(dtype):
+        raise ValueError(f"there are no arrays of {dtype!r:.20}")
     return np.frombuffer(data, dtype).reshape(shape)
 
 

@@ -113,6 +113,21 @@ def test_a_process_that_ends_fails_its_play_with_its_status_and_last_words(deed:
     within(SECONDS, scene())
 
 
+def test_a_process_that_writes_nonsense_into_its_socket_fails_its_play() -> None:
+    async def scene() -> None:
+        async with pool_of("isolated_envs:Turn", kwargs={"deed": "babble"}) as pool:
+            host = await pool.take()
+            pid = pid_of(await reset(host))
+            with pytest.raises(
+                EnvError, match="step: its process sent what cannot be read: 4 bytes are no plain"
+            ):
+                await say_hello(host)
+            pool.give_back(host, reusable=False)
+            assert await asyncio.to_thread(ends, pid)
+
+    within(SECONDS, scene())
+
+
 def test_what_is_raised_surfaces_with_its_place_and_the_traceback() -> None:
     """Report 2: an exception in `reset` reaches the one who waits."""
 
