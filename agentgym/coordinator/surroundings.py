@@ -22,7 +22,7 @@ from agentgym.episode import Episode
 from agentgym.errors import RunError, WireError
 from agentgym.keys import load_keys
 from agentgym.protocol import Header, StepDone
-from agentgym.wire import Arrays, Packet
+from agentgym.wire import Arrays, Packet, refuse_public_bind
 
 OnPacket = Callable[[Packet], None]
 OnGarbage = Callable[[bytes, WireError], None]
@@ -132,6 +132,16 @@ class Report(Protocol):
     ) -> None:
         """Take in what the trainers made of it, by policy."""
         ...
+
+
+def check_doors(config: Config) -> None:
+    """Raise ConfigError where the addresses of a configuration could not be bound with its keys."""
+    keys = load_keys(config.coordinator.keys)
+    if keys is not None:
+        keys.server_options()
+    for address in (config.coordinator.bind, config.server.bind):
+        if address is not None:
+            refuse_public_bind(address, keyed=keys is not None)
 
 
 def open_door(config: Config, address: str, on_packet: OnPacket, on_garbage: OnGarbage) -> Door:

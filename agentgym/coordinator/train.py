@@ -18,7 +18,7 @@ from agentgym.coordinator.report import Reporter
 from agentgym.coordinator.schedule import Schedule
 from agentgym.coordinator.store import FOLDER as EPISODES
 from agentgym.coordinator.supervisor import Supervisor, TrainerLost
-from agentgym.coordinator.surroundings import Surroundings
+from agentgym.coordinator.surroundings import Surroundings, check_doors
 from agentgym.errors import ConfigError, RunError, StoppedError
 from agentgym.log import setup_logging
 from agentgym.messages import AgentId
@@ -157,6 +157,7 @@ def _check(config: Config) -> list[AgentId]:
     """
     for model in config.served.values():
         check_context(model, check_model(model), config.server.max_model_len)
+    check_doors(config)
     agents = agents_of(config)
     check_rewards(config, spec(config.env.id))
     Lineups(config, agents).draw(group_id=0, task_index=0, seed=0)
@@ -187,7 +188,7 @@ def _prepare(config: Config, *, resume: bool) -> None:
             f"{run_dir} holds a run already; go on with --resume, choose another run.name, or remove the folder"
         )
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # what agents say is nobody else's business
         (run_dir / "logs").mkdir(exist_ok=True)
         save_config(config, settings)
     except OSError as error:

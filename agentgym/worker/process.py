@@ -111,7 +111,8 @@ class Worker:
                     await self._welcomed.wait()
             except TimeoutError:
                 raise RunError(
-                    f"the coordinator at {self._address} did not answer within {limits.start_timeout:g} s"
+                    f"the coordinator at {self._address} did not answer within {limits.start_timeout:g} s; "
+                    + ("is the key on its list?" if self._keys else "if it has keys, give --keys")
                 ) from None
             self._channel.send(Ready(credits=self._config.workers.slots))
             while not self._ended.is_set():
