@@ -51,6 +51,27 @@ def test_the_order_of_sets_which_differs_between_processes_changes_nothing() -> 
     assert len(traces) == 1
 
 
+def test_groups_in_the_place_of_those_that_teach_nothing_make_no_token_older(tmp_path: Path) -> None:
+    def run(max_filtered: int) -> Simulated:
+        rollout = {
+            "group_size": 2,
+            "max_staleness": 2,
+            "max_filtered": max_filtered,
+        }  # half of the pairs are equal
+        return simulated(cluster_of(rollout=rollout), tmp_path)
+
+    all_groups, some = run(0), run(100)
+    assert some.cluster.coordinator._dispatcher.groups.counts["filtered"] > 12
+    for one in (all_groups, some):
+        assert broken(one, max_staleness=2) == set()
+    old = [sum(one.cluster.measured.masked.values()) / sum(one.ages.values()) for one in (all_groups, some)]
+    assert old[1] <= old[0]
+    mean = [
+        sum(age * n for age, n in one.ages.items()) / sum(one.ages.values()) for one in (all_groups, some)
+    ]
+    assert mean[1] < mean[0]
+
+
 def test_no_trained_token_is_too_old_in_10000_episodes_of_500_workers_that_die(tmp_path: Path) -> None:
     config = cluster_of(
         run={"steps": 50},
