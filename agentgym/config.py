@@ -3,6 +3,7 @@
 `agentgym.config_file` reads them.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -219,6 +220,18 @@ class TensorBoardConfig(Section):
     """Episodes per sample."""
 
 
+class EvaluationConfig(Section):
+    """Evaluations of the checkpoints while the training goes on: `agentgym eval` in a process beside it."""
+
+    every: Annotated[int, Field(ge=0)] = 0
+    """Steps between evaluations, each of which gets a checkpoint; 0: none."""
+    episodes: Positive = 64
+    """Episodes of an evaluation, always of the same tasks."""
+    policy_mapping: dict[str, Choice] = Field(default={})
+    """Who plays whom in them, in place of the training's `policy_mapping`: opponents that stay the same. A pool cannot
+    play."""
+
+
 class Config(Section):
     """All settings of a run."""
 
@@ -245,6 +258,7 @@ class Config(Section):
     coordinator: CoordinatorConfig = CoordinatorConfig()
     warmup: WarmupConfig = WarmupConfig()
     tensorboard: TensorBoardConfig = TensorBoardConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     simulation: SimulationConfig = SimulationConfig()
 
     @model_validator(mode="after")
@@ -274,6 +288,9 @@ class Config(Section):
         for name in self.policies_to_train:
             if name not in self.mapped:
                 raise ValueError(f"policy_mapping lets no agent play {name!r}, which is to be trained")
+        check_mapping(self.evaluation.policy_mapping, self.policies, key="evaluation.policy_mapping")
+        if self.evaluation.every:
+            self._check_evaluation()
         if self.rollout.group_size < 2 and self.algorithm.advantage not in ACROSS_GROUPS and self.run.steps:
             raise ValueError(
                 f"algorithm.advantage = {self.algorithm.advantage!r} compares the members of a group; "
@@ -302,6 +319,21 @@ class Config(Section):
             )
         return self
 
+    def _check_evaluation(self) -> None:
+        own = self.evaluation.policy_mapping
+        playing = self._named({**own, "*": own.get("*", self.learner)}) if own else self.mapped
+        for name in self.policies_to_train:
+            if name not in playing:
+                raise ValueError(
+                    f"evaluation.policy_mapping lets no agent play {name!r}, which is to be trained"
+                )
+        pools = sorted(name for name in playing if self.policies[name].kind == "pool")
+        if pools and (own or self.policy_mapping_fn is None):
+            raise ValueError(
+                f"evaluation.every: {pools[0]!r} is a pool, which cannot play in an evaluation; say in "
+                "evaluation.policy_mapping who plays in its place"
+            )
+
     @property
     def learner(self) -> str:
         """The first policy that is trained; agents that nothing else is said of play it."""
@@ -316,8 +348,11 @@ class Config(Section):
         """The policies that may play an agent."""
         if self.policy_mapping_fn is not None:
             return set(self.policies)
-        choices = {"*": self.learner, **self.policy_mapping}.values()
-        return {name for choice in choices for name in weights_of(choice)}
+        return self._named({"*": self.learner, **self.policy_mapping})
+
+    @staticmethod
+    def _named(mapping: Mapping[str, Choice]) -> set[str]:
+        return {name for choice in mapping.values() for name in weights_of(choice)}
 
     @property
     def served(self) -> dict[str, Path]:

@@ -76,14 +76,14 @@ def weights_of(choice: Choice) -> dict[str, float]:
     return {choice: 1.0} if isinstance(choice, str) else choice
 
 
-def check_mapping(mapping: Mapping[str, Choice], policies: Collection[str]) -> None:
+def check_mapping(
+    mapping: Mapping[str, Choice], policies: Collection[str], *, key: str = "policy_mapping"
+) -> None:
     """Raise ValueError where a mapping names an unknown policy, or its probabilities do not sum to 1."""
     for agent, choice in mapping.items():
         weights = weights_of(choice)
         for policy in weights:
             if policy not in policies:
-                raise ValueError(f"policy_mapping.{agent} = {policy!r}; known policies: {sorted(policies)}")
+                raise ValueError(f"{key}.{agent} = {policy!r}; known policies: {sorted(policies)}")
         if abs(sum(weights.values()) - 1.0) > 1e-6:
-            raise ValueError(
-                f"the probabilities of policy_mapping.{agent} sum to {sum(weights.values()):g}, not to 1"
-            )
+            raise ValueError(f"the probabilities of {key}.{agent} sum to {sum(weights.values()):g}, not to 1")

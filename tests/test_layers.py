@@ -61,6 +61,7 @@ LAYERS = [
     "coordinator.clock coordinator.schedule coordinator.segments coordinator.supervisor",
     "coordinator.concurrency coordinator.store",
     "show coordinator.assemble coordinator.launch coordinator.scoring coordinator.serving",
+    "coordinator.evaluations",
     "coordinator.surroundings",
     "coordinator.dispatcher coordinator.report",
     "coordinator.status",

@@ -79,7 +79,7 @@ def launch_all(supervisor: Supervisor, config: Config, places: Places, *, resume
             who = ["--policy", policy, "--name", name]
             return ["agentgym_trainers.megatron.main", *common, *who, *folders, *resumed]
 
-        supervisor.start(name, "trainer", trainer, _environment(config.trainer.threads))
+        supervisor.start(name, "trainer", trainer, environment(config.trainer.threads))
     for policy in config.served if config.run.steps else ():  # a warm-up alone samples nothing
         for number in range(config.server.count):
             name = f"server-{number}" if policy == config.learner else f"server-{policy}-{number}"
@@ -92,14 +92,14 @@ def launch_all(supervisor: Supervisor, config: Config, places: Places, *, resume
 
             # vLLM leaves files behind when it is killed; there they go with the run.
             scratch = {"TMPDIR": str(places.sockets)}
-            supervisor.start(name, "server", server, _environment(config.server.threads) | scratch)
+            supervisor.start(name, "server", server, environment(config.server.threads) | scratch)
     for number in range(config.workers.count):
         name = f"worker-{number}"
 
         def worker(name: str = name) -> list[str]:
             return ["agentgym", "worker", *common, "--name", name]
 
-        supervisor.start(name, "worker", worker, _environment(1))
+        supervisor.start(name, "worker", worker, environment(1))
 
 
 def latest_checkpoints(config: Config) -> dict[str, Path]:
@@ -145,6 +145,7 @@ def read_state(checkpoint: Path) -> dict[str, object]:
     return state
 
 
-def _environment(threads: int) -> dict[str, str]:
+def environment(threads: int) -> dict[str, str]:
+    """Return the environment variables of a process of the run that computes on so many threads."""
     number = str(threads)
     return {**OFFLINE, "OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number, "OPENBLAS_NUM_THREADS": number}

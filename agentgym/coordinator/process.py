@@ -9,10 +9,12 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from agentgym.config import Config
 from agentgym.coordinator.dispatcher import Dispatcher
+from agentgym.coordinator.evaluations import Evaluations
 from agentgym.coordinator.groups import Group
 from agentgym.coordinator.launch import Places
 from agentgym.coordinator.peers import Peers, ServerPeer, TrainerPeer, WorkerPeer
@@ -79,6 +81,7 @@ class Coordinator:
         self._dispatcher = Dispatcher(
             config, state, agents=agents, snapshots=places.snapshots, store=self._store
         )
+        self._evaluations = Evaluations(config, places.run, done=reporter.evaluated, failed=reporter.say)
         self._scorer = GroupScorer(config, done=self._scored)
         self._peers = Peers()
         self._serving = Serving(config, self._peers, self._send)
@@ -95,11 +98,13 @@ class Coordinator:
         self._progress = self._clock()
         self._noticed = -1.0
         """The moment of progress since which it was said that the run waits."""
+        self._hurried = False
         self._next_heartbeat = 0.0
         self._failure: RunError | None = None
 
     def stop_soon(self) -> None:
         """End after one more step, with a checkpoint."""
+        self._hurried = True
         self._reporter.say(f"stopping after step {self._training.stop_soon()}; once more to stop at once")
 
     async def run(self) -> None:
@@ -112,6 +117,7 @@ class Coordinator:
         self._channel.counts.update(dropped=0, repeated=0, damaged=0)
         # A handler that fails would be logged and forgotten; it must end the run.
         asyncio.get_running_loop().set_exception_handler(self._unexpected)
+        patience = 0.0  # with evaluations, once the last step is done
         try:
             while not self._training.over:
                 if self._failure is not None:
@@ -121,11 +127,13 @@ class Coordinator:
                 self._pump()
                 await asyncio.sleep(self._watch_seconds)
             await self._dispatcher.pools.written()
+            patience = 0.0 if self._hurried else self._config.coordinator.step_timeout
         finally:
             for identity in self._peers.everyone:
                 self._channel.send(Drain(), to=identity)
             self._channel.close()
             self._store.close()
+            await self._evaluations.close(patience)
 
     def _unexpected(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -315,6 +323,10 @@ class Coordinator:
             return
         if header.checkpoint:
             self._supervisor.progress()
+            learned = work.step.number - self._config.warmup.steps
+            if self._evaluations.due(learned):
+                models = {name: Path(result.checkpoint) / "model" for name, result in work.results.items()}
+                self._evaluations.start(learned, models)
         numbers = {
             "policy/version": float(self._published or 0),
             **{f"system/wire/{name}": float(count) for name, count in self._channel.counts.items()},

@@ -17,6 +17,7 @@ from rich.markup import escape
 from agentgym.busy import CpuShare
 from agentgym.config import TensorBoardConfig
 from agentgym.coordinator.assemble import Assembled
+from agentgym.coordinator.evaluations import Evaluation
 from agentgym.coordinator.schedule import Schedule, Step
 from agentgym.metrics import episode_metrics, render_episode
 from agentgym.protocol import StepDone
@@ -79,6 +80,22 @@ class Reporter:
     def loaded(self, seconds: float) -> None:
         """Note how long a policy server took to load weights."""
         self._load_seconds = seconds
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Record what the evaluation of a checkpoint found, and print a line."""
+        metrics = evaluation.metrics
+        self._tensorboard.scalars(metrics, evaluation.step)
+        found = []
+        if "evaluation/success" in metrics:
+            interval = " to ".join(f"{metrics[f'evaluation/success_{end}']:.3f}" for end in ("low", "high"))
+            found.append(f"success {metrics['evaluation/success']:.3f} ({interval})")
+        if "evaluation/reward" in metrics:
+            found.append(f"reward {metrics['evaluation/reward']:.3f}")
+        best = "; the best so far" if evaluation.best else ""
+        self._console.print(
+            f"evaluation of step {evaluation.step}: {', '.join(found) or 'no play counts'}{best}",
+            highlight=False,
+        )
 
     def batch_sent(self, step: Step, parts: Mapping[str, Assembled], ratings: Mapping[str, float]) -> None:
         """Record the episodes of a step, and how the policies in them stand to each other."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from agentgym.config import Config
 from agentgym.coordinator.assemble import Assembled
+from agentgym.coordinator.evaluations import Evaluation
 from agentgym.coordinator.groups import SetAside
 from agentgym.coordinator.schedule import Step
 from agentgym.coordinator.store import EpisodeStore, StoredGroup
@@ -117,6 +118,10 @@ class Report(Protocol):
 
     def loaded(self, seconds: float) -> None:
         """Take in how long a policy server took to load weights."""
+        ...
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Take in what the evaluation of a checkpoint found."""
         ...
 
     def batch_sent(self, step: Step, parts: Mapping[str, Assembled], ratings: Mapping[str, float]) -> None:

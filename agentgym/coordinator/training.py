@@ -217,7 +217,13 @@ class Training:
         every = self._config.trainer.checkpoint_every
         # What a checkpoint covers can be removed from the disk.
         full = self._store.bytes_used > self._config.coordinator.max_store_gib * 2**30 / 2
-        return full or step.number == self.last or learned % every == 0
+        played = self._config.evaluation.every  # an evaluation needs one
+        return (
+            full
+            or step.number == self.last
+            or learned % every == 0
+            or bool(played and learned >= 0 and learned % played == 0)
+        )
 
 
 def _call_all(functions: Sequence[Callable[[], None]]) -> None:

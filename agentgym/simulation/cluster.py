@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentgym.config import Config
+from agentgym.config import Config, EvaluationConfig
 from agentgym.coordinator.launch import Places, launch_all
 from agentgym.coordinator.process import Coordinator
 from agentgym.coordinator.supervisor import Child, Supervisor, TrainerLost
@@ -41,6 +41,7 @@ class Cluster:
             agents: of the environment; by default one.
             coordinator: the class that is driven.
         """
+        config = config.model_copy(update={"evaluation": EvaluationConfig()})  # they would be real
         self._config = config
         self._places = Places(folder / "run", folder / "sockets", folder / "exchange")
         for place in (self._places.run, self._places.exchange):

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentgym.coordinator.assemble import Assembled
+from agentgym.coordinator.evaluations import Evaluation
 from agentgym.coordinator.schedule import Step
 from agentgym.protocol import StepDone
 from agentgym.simulation.site import Site
@@ -48,6 +49,9 @@ class Measurements:
 
     def loaded(self, seconds: float) -> None:
         """See `Report`."""
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """See `Report`; a simulated run has none."""
 
     def batch_sent(self, step: Step, parts: Mapping[str, Assembled], ratings: Mapping[str, float]) -> None:
         """See `Report`; a step that is taken again after a resume counts anew."""
