@@ -39,8 +39,9 @@ CLUSTER: dict[str, Any] = {
 
 def cluster_of(**sections: Any) -> Config:
     """The configuration above with other values."""
-    merged = {name: {**CLUSTER.get(name, {}), **sections.get(name, {})} for name in {*CLUSTER, *sections}}
-    return config_of(**merged)
+    tables = {name: value for name, value in sections.items() if name in CLUSTER}
+    merged = {name: {**CLUSTER[name], **tables.get(name, {})} for name in CLUSTER}
+    return config_of(**{**sections, **merged})
 
 
 @dataclass

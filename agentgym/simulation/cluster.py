@@ -48,7 +48,7 @@ class Cluster:
             place.mkdir(exist_ok=True)
         self._agents = agents
         self._make = coordinator
-        self.site = Site(config, agents or [SINGLE_AGENT], self._places.exchange)
+        self.site = Site(config, agents or [SINGLE_AGENT])
         limits = config.coordinator
         self._supervisor = Supervisor(
             logs=self._places.logs,

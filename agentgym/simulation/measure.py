@@ -107,11 +107,11 @@ def figures(site: Site, measured: Measurements) -> Figures:
     first, last = marks[edge], marks[-1 - edge]
     seconds, config = last.time - first.time, site.config
     steps = range(first.step + 1, last.step + 1)
-    ages = sum((site.ages[number] for number in steps), Counter[int]())
+    ages = sum((ages for (step, _), ages in site.ages.items() if step in steps), Counter[int]())
     speed = site.settings.tokens_per_second_full * config.server.count * len(config.served)
     return Figures(
         seconds_per_step=seconds / len(steps),
-        trainer=(last.training - first.training) / seconds,
+        trainer=(last.training - first.training) / seconds / len(config.policies_to_train),
         servers=(last.work - first.work) / seconds / speed,
         workers=(last.playing - first.playing) / seconds / (config.workers.count * config.workers.slots),
         episodes_per_second=(last.episodes - first.episodes) / seconds,

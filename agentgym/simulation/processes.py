@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 
@@ -165,8 +166,11 @@ class SimulatedTrainer(Machine):
     def __init__(self, child: Child, site: Site) -> None:
         """Start, with what the last checkpoint holds."""
         self.crashes = site.settings.trainer_crashes
-        self._done = int(site.checkpoint["step"]) if site.checkpoint else 0
-        self._works = False
+        options = child.arguments()
+        self._policy = options[options.index("--policy") + 1]
+        self._exchange = Path(options[options.index("--exchange") + 1])
+        state = site.checkpoint
+        self._done = int(state["step"]) if state else 0
         super().__init__(child, site)
 
     def hello(self) -> Hello:
@@ -174,7 +178,7 @@ class SimulatedTrainer(Machine):
         return Hello(
             role="trainer",
             name=self.name,
-            policy=self.site.config.learner,
+            policy=self._policy,
             protocol=PROTOCOL_VERSION,
             pid=self.pid,
             version=self._done,
@@ -205,7 +209,7 @@ class SimulatedTrainer(Machine):
             self.site.training.add(-1)
         self._done = batch.step
         if batch.checkpoint:
-            self.site.checkpoint = batch.state
+            self.site.saved[self._policy][batch.step] = batch.state
         self.send(
             StepDone(
                 step=batch.step,
@@ -221,10 +225,10 @@ class SimulatedTrainer(Machine):
         assert versions is not None
         assert mask is not None
         ages, counts = np.unique(step - 1 - versions[mask], return_counts=True)
-        self.site.ages[step] = Counter(dict(zip(ages.tolist(), counts.tolist(), strict=True)))
+        self.site.ages[step, self._policy] = Counter(dict(zip(ages.tolist(), counts.tolist(), strict=True)))
 
     def _publish(self, version: int) -> str:
-        path = weights_file(self.site.exchange, version)
+        path = weights_file(self._exchange, version)
         path.touch()
         return str(path)
 

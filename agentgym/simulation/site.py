@@ -4,7 +4,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from itertools import count
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -38,18 +37,11 @@ class Level:
 class Site:
     """Where the processes of a simulated cluster are; belongs to a running event loop."""
 
-    def __init__(self, config: Config, agents: Sequence[AgentId], exchange: Path) -> None:
-        """Make an empty site.
-
-        Args:
-            config: of the run.
-            agents: of the environment.
-            exchange: a folder for the names of weight files.
-        """
+    def __init__(self, config: Config, agents: Sequence[AgentId]) -> None:
+        """Make an empty site for a run in an environment of these agents."""
         self.config = config
         self.settings = config.simulation
         self.agents = agents
-        self.exchange = exchange
         self.now = asyncio.get_running_loop().time
         """The clock."""
         self.network = Network(draw_of(self.settings.latency), self.rng("network", 0))
@@ -60,14 +52,22 @@ class Site:
         self.playing = Level()
         """Plays that go on."""
         self.training = Level()
-        """1 while the trainer works."""
+        """Trainers that work."""
         self.crashes: Counter[str] = Counter()
         """By kind of process."""
-        self.ages: dict[int, Counter[int]] = {}
-        """By step: how many tokens of which age its batch trained, in versions; the last time that it was taken."""
-        self.checkpoint: dict[str, Any] | None = None
-        """What the coordinator's state was in the trainer's last one."""
+        self.ages: dict[tuple[int, str], Counter[int]] = {}
+        """By step and policy: how many tokens of which age its batch trained, in versions; the last time that it was
+        taken."""
+        self.saved: dict[str, dict[int, dict[str, Any]]] = {policy: {} for policy in config.policies_to_train}
+        """The trainers' checkpoints: the coordinator's state by policy and step."""
         self._pids = count(1)
+
+    @property
+    def checkpoint(self) -> dict[str, Any] | None:
+        """The coordinator's state in the newest step that all trainers have a checkpoint of; None: there is none."""
+        states = list(self.saved.values())
+        common = set(states[0]).intersection(*states)
+        return states[0][max(common)] if common else None
 
     def new_pid(self) -> int:
         """Return the id of a new process."""

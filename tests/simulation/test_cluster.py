@@ -129,6 +129,20 @@ def test_a_warm_up_and_an_opponent_from_a_pool_are_simulated_too(tmp_path: Path)
     assert {policy for policy in run.opponents if policy.startswith("past@")} >= {"past@3", "past@5"}
 
 
+def test_of_two_policies_in_training_both_go_on_from_the_newest_step_that_both_have(tmp_path: Path) -> None:
+    config = cluster_of(
+        run={"steps": 30},
+        policies={"red": {"model": "a"}, "blue": {"model": "b"}},
+        policies_to_train=["red", "blue"],
+        policy_mapping={"a": "red", "b": "blue"},
+        simulation=CRASHES,
+    )
+    run = simulated(config, tmp_path, agents=["a", "b"])
+    assert broken(run, max_staleness=1) == set()
+    assert run.cluster.resumed >= 1
+    assert run.cluster.site.ages.keys() == {(step, who) for step in range(1, 31) for who in ("red", "blue")}
+
+
 def test_no_more_episodes_are_in_play_than_the_servers_can_use(tmp_path: Path) -> None:
     run = simulated(cluster_of(rollout={"max_playing": 6}), tmp_path)
     marks = run.cluster.measured.marks
