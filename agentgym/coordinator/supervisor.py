@@ -24,6 +24,9 @@ from agentgym.protocol import EXIT_REPLACE, Role
 ASKED = "has left to be replaced"
 """What is said of a worker that ended with EXIT_REPLACE; it is started again, and not counted as a restart."""
 
+LAST_SEEN = 4
+"""So many processes are named when it is said who is waited for."""
+
 _KILLED_BY_OTHERS = (-signal.SIGKILL, -signal.SIGTERM)
 
 _logger = logging.getLogger(__name__)
@@ -147,16 +150,18 @@ class Supervisor:
                 child.stats = stats
 
     def last_seen(self, names: Iterable[str]) -> str:
-        """Say when some processes were last heard."""
+        """Say when some processes were last heard; of many, those that were silent for longest."""
         now = self._clock()
+        known = [child for name in names if (child := self.children.get(name)) is not None]
+        known.sort(key=lambda child: child.started if child.heard is None else child.heard)
         seen = [
-            f"{name} was heard {now - child.heard:.0f} s ago"
+            f"{child.name} was heard {now - child.heard:.0f} s ago"
             if child.heard is not None
-            else f"{name} was started {now - child.started:.0f} s ago"
-            for name in names
-            if (child := self.children.get(name)) is not None
+            else f"{child.name} was started {now - child.started:.0f} s ago"
+            for child in known[:LAST_SEEN]
         ]
-        return ", ".join(seen) or "none was started here"
+        others = [f"{len(known) - LAST_SEEN} others later"] if len(known) > LAST_SEEN else []
+        return ", ".join([*seen, *others]) or "none was started here"
 
     def progress(self) -> None:
         """Note that there is another checkpoint; the restarts before it are forgiven."""

@@ -240,9 +240,21 @@ def test_it_says_when_a_process_was_last_seen(tmp_path: Path) -> None:
         made.supervisor.heard("worker-0")
         clock.now += 5.0
         assert made.supervisor.last_seen(["worker-0", "worker-1", "worker-2"]) == (
-            "worker-0 was heard 5 s ago, worker-1 was started 12 s ago"
+            "worker-1 was started 12 s ago, worker-0 was heard 5 s ago"
         )
         assert made.supervisor.last_seen([]) == "none was started here"
+
+
+def test_of_many_processes_those_are_named_that_were_silent_for_longest(tmp_path: Path) -> None:
+    clock = Clock()
+    with nest(tmp_path, clock) as made:
+        for number in range(6):
+            made.start(f"worker-{number}", ["exit", "0"])
+            made.supervisor.heard(f"worker-{number}")
+            clock.now += 1.0
+        said = made.supervisor.last_seen(made.supervisor.children)
+        assert said.startswith("worker-0 was heard 6 s ago, worker-1 was heard 5 s ago")
+        assert said.endswith("worker-3 was heard 3 s ago, 2 others later")
 
 
 def test_a_process_that_does_not_say_hello_in_time_is_killed_and_started_again(tmp_path: Path) -> None:
