@@ -27,6 +27,12 @@ def frame(data: bytes, *, more: bool = False, claims: int | None = None) -> byte
     return bytes([2 | more]) + (len(data) if claims is None else claims).to_bytes(8, "big") + data
 
 
+def free_address() -> str:
+    """A TCP address of this machine that nobody has bound."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return f"tcp://127.0.0.1:{found.getsockname()[1]}"
+
+
 class Stranger:
     """A TCP connection."""
 

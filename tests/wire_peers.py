@@ -123,11 +123,16 @@ class FakeServer(Peer):
     loaded: list[LoadWeights]
 
     async def serve(
-        self, name: str = "server-0", *, policy: str = "learner", may_load: asyncio.Event | None = None
+        self,
+        name: str = "server-0",
+        *,
+        policy: str = "learner",
+        address: str = "",
+        may_load: asyncio.Event | None = None,
     ) -> None:
         """Serve until drained."""
         self.loaded = []
-        await self.hello("server", name, policy=policy, address=f"ipc://{name}", max_model_len=64)
+        await self.hello("server", name, policy=policy, address=address or f"ipc://{name}", max_model_len=64)
         while not isinstance(header := (await self.packet()).header, Drain):
             if isinstance(header, LoadWeights):
                 if may_load is not None:

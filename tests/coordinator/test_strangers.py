@@ -1,7 +1,6 @@
 """Whatever comes to a coordinator's socket is refused or bounded, and counted, and the run goes on."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +10,7 @@ import msgpack
 import pytest
 from builders import within
 from live_run import Cast, numbers_of, play, small_run
-from strangers import GREETING, READY, KeyRing, Stranger, dealer, frame
+from strangers import GREETING, READY, KeyRing, Stranger, dealer, frame, free_address
 from wire_peers import FakeWorker, play_well
 
 from agentgym.episode import Episode
@@ -20,11 +19,6 @@ from agentgym.protocol import Ack, EpisodeDone, Hello, Lease, Ready
 from agentgym.wire import MAX_FRAME_BYTES, MAX_HEADER_BYTES, PROTOCOL_VERSION, pack
 
 Act = Callable[[Cast, str], Awaitable[None]]
-
-
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return f"tcp://127.0.0.1:{found.getsockname()[1]}"
 
 
 def numbers_with(folder: Path, act: Act, ring: KeyRing | None = None) -> dict[str, float]:

@@ -1,18 +1,13 @@
 """A run over several machines, as far as one machine can show it: everything over TCP, with keys."""
 
 import os
-import socket
 import stat
 import subprocess
 from pathlib import Path
 
 import pytest
 from runs import COMMAND, assert_one_clear_error, curves, run_cli, running, wait_until_gone, write_run
-
-
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return f"tcp://127.0.0.1:{found.getsockname()[1]}"
+from strangers import free_address
 
 
 @pytest.mark.timeout(900)
