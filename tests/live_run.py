@@ -2,7 +2,7 @@
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from agentgym.coordinator.launch import Places
 from agentgym.coordinator.process import Coordinator
 from agentgym.coordinator.report import Reporter
 from agentgym.coordinator.schedule import Schedule
-from agentgym.coordinator.supervisor import Supervisor
+from agentgym.coordinator.supervisor import Child, Process, Supervisor, spawn
 from agentgym.errors import RunError
 from agentgym.keys import Keys
 from agentgym.protocol import Lease, Servers
@@ -43,14 +43,21 @@ P = TypeVar("P", bound=Peer)
 class Run:
     """A coordinator that runs as a task, and the terminal that it writes to."""
 
-    def __init__(self, config: Config, folder: Path, **resumed: Any) -> None:
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        *,
+        spawn: Callable[[Child, Path], Process] = spawn,
+        **resumed: Any,
+    ) -> None:
         for name in ("run", "sockets", "exchange"):
             (folder / name).mkdir(exist_ok=True)  # a run may be resumed
         self.places = Places(folder / "run", folder / "sockets", folder / "exchange")
         self.terminal = io.StringIO()
         self.board = TensorBoard(self.places.tensorboard)
-        supervisor = Supervisor(
-            logs=self.places.logs, start_timeout=60.0, silence_timeout=60.0, max_restarts=0
+        self.supervisor = Supervisor(
+            logs=self.places.logs, start_timeout=60.0, silence_timeout=60.0, max_restarts=1, spawn=spawn
         )
         self.reporter = Reporter(
             Schedule(config),
@@ -60,7 +67,7 @@ class Run:
             decode=str,
         )
         self.coordinator = Coordinator(
-            config, self.places, supervisor=supervisor, reporter=self.reporter, **resumed
+            config, self.places, supervisor=self.supervisor, reporter=self.reporter, **resumed
         )
         self.task = asyncio.create_task(self.coordinator.run())
 

@@ -22,7 +22,7 @@ from agentgym.coordinator.scoring import GroupScorer, Scored
 from agentgym.coordinator.serving import Serving
 from agentgym.coordinator.status import run_numbers, waiting_for
 from agentgym.coordinator.store import StoredGroup
-from agentgym.coordinator.supervisor import Supervisor
+from agentgym.coordinator.supervisor import Supervisor, TrainerLost
 from agentgym.coordinator.surroundings import OF_A_RUN, Report, Surroundings
 from agentgym.coordinator.training import Training
 from agentgym.episode_codec import decode_episode
@@ -123,7 +123,13 @@ class Coordinator:
                 if self._failure is not None:
                     raise self._failure
                 self._dispatcher.pools.check()
-                self._watch()
+                try:
+                    self._watch()
+                except TrainerLost:
+                    await asyncio.sleep(self._watch_seconds)  # what it said at last may be on its way
+                    if self._failure is not None:
+                        raise self._failure from None
+                    raise
                 self._pump()
                 await asyncio.sleep(self._watch_seconds)
             await self._dispatcher.pools.written()

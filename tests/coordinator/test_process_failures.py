@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,46 @@ def test_a_fatal_error_of_a_process_ends_the_run(tmp_path: Path) -> None:
             worker.send(Error(text="just so you know"))
             worker.send(Error(text="ConfigError: there is no scripted policy", fatal=True))
             assert await cast.run.failure() == "worker-0: ConfigError: there is no scripted policy"
+
+    within(30, scene())
+
+
+class Dying:
+    """A process that is found dead just when its last words are sent."""
+
+    pid, returncode = 7, 1
+
+    def __init__(self, last_words: Callable[[], None]) -> None:
+        self.last_words = last_words
+
+    def poll(self) -> int:
+        self.last_words()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self.returncode
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+@pytest.mark.parametrize("error", ["", "SafetensorError: no space is left"])
+def test_the_last_words_of_a_trainer_are_the_cause_where_it_had_any(tmp_path: Path, error: str) -> None:
+    async def scene() -> None:
+        sent: list[Error] = []
+
+        def last_words() -> None:
+            if error and not sent:
+                sent.append(Error(text=error, fatal=True))
+                trainer.send(sent[0])
+
+        async with play(small_run(), tmp_path, spawn=lambda child, log: Dying(last_words)) as cast:
+            trainer = cast.trainer()
+            await trainer.hello("trainer", "trainer")
+            cast.run.supervisor.start("trainer", "trainer", list, {})
+            text = await cast.run.failure()
+            assert text.startswith(f"trainer: {error}" if error else "trainer (pid 7) ended with status 1")
 
     within(30, scene())
 
