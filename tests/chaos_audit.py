@@ -13,7 +13,7 @@ from runs import curves, processes_in
 from safetensors.numpy import load_file
 
 from agentgym.config import Config
-from agentgym.coordinator.launch import latest_checkpoint
+from agentgym.coordinator.launch import checkpoint_models
 from agentgym.coordinator.schedule import Schedule
 from agentgym.coordinator.store import FOLDER, LEDGER, stored_episodes
 from agentgym.model import check_model
@@ -43,7 +43,8 @@ def audit(fire: "Fire") -> list[Finding]:
 def audit_run(run_dir: Path, acknowledged: set[int]) -> list[Finding]:
     """Look at a run directory, in which the episodes of these leases had been acknowledged at some time."""
     config = Config.model_validate_json((run_dir / "config.json").read_text())
-    checkpoint = latest_checkpoint(run_dir)
+    (model,) = checkpoint_models(run_dir).values()
+    checkpoint = model.parent
     last = int(json.loads((checkpoint / "trainer.json").read_text())["step"])
     return [
         *_ledger(run_dir, config, last, acknowledged),
