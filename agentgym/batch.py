@@ -101,14 +101,35 @@ def split(arrays: dict[str, NDArray[Any]], lengths: Sequence[int], checksums: Se
     return samples
 
 
-def pack_microbatches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+def pack_microbatches(lengths: Sequence[int], max_tokens: int, ranks: int = 1) -> list[list[int]]:
     """Group sample indices so that no microbatch exceeds `max_tokens`, longest first (first fit, decreasing).
 
-    A sample longer than `max_tokens` gets a microbatch of its own.
+    A sample longer than `max_tokens` gets a microbatch of its own. With several data-parallel ranks each gets about as
+    many tokens as the others, and as many microbatches, the last of which may be empty; `share_of` is their order.
     """
+    longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    load = [0] * ranks
+    for index in longest_first:
+        rank = load.index(min(load))
+        shares[rank].append(index)
+        load[rank] += lengths[index]
+    packed = [_first_fit(share, lengths, max_tokens) for share in shares]
+    rounds = max(len(bins) for bins in packed)
+    return [bins[turn] if turn < len(bins) else [] for turn in range(rounds) for bins in packed]
+
+
+def share_of(rank: int, ranks: int, microbatches: Sequence[list[int]]) -> list[list[int]]:
+    """Return the microbatches of a data-parallel rank: they are dealt out in turn, and all ranks get as many."""
+    rounds = -(-len(microbatches) // ranks)
+    mine = list(microbatches[rank::ranks])
+    return mine + [[]] * (rounds - len(mine))
+
+
+def _first_fit(indices: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     bins: list[list[int]] = []
     room: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+    for index in indices:
         for number, free in enumerate(room):
             if lengths[index] <= free:
                 bins[number].append(index)

@@ -228,7 +228,7 @@ class BatchHeader(Header):
     sums: dict[str, int]
     """Of the arrays that the coordinator made; see `agentgym.batch.sums`."""
     microbatches: list[list[int]]
-    """Sample indices per microbatch."""
+    """Sample indices per microbatch; see `agentgym.batch.share_of` for whose it is."""
     publish: bool
     """Write the weights after the step and name them in `step_done`."""
     checkpoint: bool

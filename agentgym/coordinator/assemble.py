@@ -20,6 +20,7 @@ from agentgym.advantages.returns import Floats, Joint
 from agentgym.advantages.shaping import overlong
 from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.batch import Sample, concatenate, pack_microbatches, sums
+from agentgym.config import TrainerConfig
 from agentgym.coordinator.groups import Group
 from agentgym.coordinator.schedule import Step
 from agentgym.episode import Episode, Trajectory
@@ -129,7 +130,12 @@ def teaches(group: Group, algorithm: AlgorithmConfig, max_tokens: int) -> bool:
 
 
 def batch_of(
-    assembled: Assembled, step: Step, *, microbatch_tokens: int, checkpoint: bool, state: dict[str, Any]
+    assembled: Assembled,
+    step: Step,
+    *,
+    trainer: TrainerConfig,
+    checkpoint: bool,
+    state: dict[str, Any],
 ) -> tuple[BatchHeader, dict[str, NDArray[Any] | None]]:
     """Return the message that gives a step to the trainer, and its arrays."""
     lengths = [len(sample.tokens) for sample in assembled.samples]
@@ -142,7 +148,7 @@ def batch_of(
         lengths=lengths,
         checksums=[sample.checksum for sample in assembled.samples],
         sums=sums(arrays),
-        microbatches=pack_microbatches(lengths, microbatch_tokens),
+        microbatches=pack_microbatches(lengths, trainer.tokens_per_microbatch, trainer.dp),
         publish=step.publish,
         checkpoint=checkpoint,
         state={**state, "step": step.number},

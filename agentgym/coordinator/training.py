@@ -162,7 +162,7 @@ class Training:
             header, arrays = batch_of(
                 part,
                 step,
-                microbatch_tokens=self._config.trainer.tokens_per_microbatch,
+                trainer=self._config.trainer,
                 checkpoint=due,
                 state=state,
             )

@@ -6,7 +6,7 @@ from builders import trajectory_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgym.batch import Sample, concatenate, pack_microbatches, split
+from agentgym.batch import Sample, concatenate, pack_microbatches, share_of, split
 from agentgym.errors import IntegrityError
 
 
@@ -88,6 +88,23 @@ def test_every_sample_is_in_one_microbatch_within_the_budget(lengths: list[int],
     # First fit: no two microbatches would have fitted into one.
     sums = [sum(lengths[i] for i in part) for part in packed]
     assert all(a + b > budget for n, a in enumerate(sums) for b in sums[n + 1 :])
+
+
+@given(lengths=st.lists(st.integers(1, 40), max_size=40), budget=st.integers(1, 60), ranks=st.integers(1, 4))
+def test_ranks_get_as_many_microbatches_and_about_as_many_tokens(
+    lengths: list[int], budget: int, ranks: int
+) -> None:
+    packed = pack_microbatches(lengths, budget, ranks)
+    assert sorted(index for part in packed for index in part) == list(range(len(lengths)))
+    shares = [share_of(rank, ranks, packed) for rank in range(ranks)]
+    assert len({len(share) for share in shares}) == 1
+    tokens = [sum(lengths[i] for part in share for i in part) for share in shares]
+    assert max(tokens) - min(tokens) <= max(lengths, default=0)
+
+
+def test_a_rank_without_a_microbatch_of_its_own_gets_an_empty_one() -> None:
+    assert share_of(0, 2, [[0], [1], [2]]) == [[0], [2]]
+    assert share_of(1, 2, [[0], [1], [2]]) == [[1], []]
 
 
 def test_a_mask_beyond_the_sampled_tokens_is_refused() -> None:

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from builders import config_of
 from full_disk import files_end_at
+from pydantic import ValidationError
 
-from agentgym.config import Config
+from agentgym.config import Config, TrainerConfig
 from agentgym.config_file import all_keys, load_config, save_config
 from agentgym.errors import ConfigError
 
@@ -345,3 +346,21 @@ def test_every_key_has_a_description() -> None:
 def test_settings_cannot_be_changed_by_the_processes_that_read_them() -> None:
     with pytest.raises(ValueError, match="frozen"):
         config_of().run.steps = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ({"nproc": 3, "tp": 2}, "nproc = 3 is not a multiple of tp \\* pp = 2"),
+        ({"nproc": 2, "tp": 2, "ep": 2}, "is not a multiple of ep \\* etp = 4"),
+        ({"nproc": 2, "tp": 2, "etp": 1}, "would not sum the experts' gradients"),
+    ],
+)
+def test_layouts_that_would_go_wrong_are_refused(layout: dict[str, int], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TrainerConfig(**layout)
+
+
+def test_what_tensor_and_pipeline_ranks_leave_divides_the_batch() -> None:
+    assert TrainerConfig(nproc=8, tp=2, pp=2, ep=2, etp=1).dp == 2
+    assert TrainerConfig(nproc=4, tp=2, ep=2).expert_tp == 2

@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 from trainer_builders import ARCHITECTURES, CPU, read_hf_model
 
 from agentgym.errors import ModelError
-from agentgym_trainers.megatron.convert import iter_hf, load_hf, read_safetensors
+from agentgym_trainers.megatron.convert import load_hf, read_safetensors
+from agentgym_trainers.megatron.export import iter_hf
 from agentgym_trainers.megatron.model import build_model, read_config
 
 

@@ -6,7 +6,7 @@ import torch
 from trainer_builders import CPU, samples_of
 
 from agentgym.errors import IntegrityError
-from agentgym_trainers.megatron.microbatch import build_microbatch
+from agentgym_trainers.megatron.microbatch import build_microbatch, fed_at
 from agentgym_trainers.megatron.sequences import pack_sequences
 
 
@@ -32,6 +32,30 @@ def test_a_trained_first_token_is_refused():
     mask = np.ones(6, np.bool_)
     with pytest.raises(IntegrityError, match="first token"):
         build_microbatch([replace(sample, loss_mask=mask)], 0, None, CPU)
+
+
+def test_padding_is_a_sequence_of_its_own_that_trains_nothing():
+    samples = samples_of((6, 5), routes=False)
+    packed = build_microbatch(samples, 0, None, CPU, multiple=4)
+    assert packed.sequences.cu_seqlens_q.tolist() == [0, 6, 11, 12]
+    assert (packed.padding, packed.rows.tolist()) == (
+        1,
+        build_microbatch(samples, 0, None, CPU).rows.tolist(),
+    )
+
+
+def test_a_microbatch_without_samples_is_padding():
+    packed = build_microbatch([], 0, None, CPU, multiple=2)
+    assert packed.tokens.tolist() == [[0, 0]]
+    assert packed.padding == 2
+    assert packed.targets.dtype == torch.int64
+    assert len(packed.targets) == len(packed.rollout) == 0
+
+
+def test_a_token_met_the_experts_of_the_version_that_sampled_the_next_token():
+    #                        prompt   answer  prompt  answer
+    versions = np.array([-1, -1, 3, 4, -1, -1, 5], np.int32)
+    assert fed_at(versions).tolist() == [3, 3, 4, 5, 5, 5, -1]
 
 
 def test_buckets_hold_every_token_once_in_sequences_of_similar_length():

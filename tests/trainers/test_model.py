@@ -6,6 +6,7 @@ import pytest
 import torch
 from trainer_builders import ARCHITECTURES, CPU, Reference, read_hf_model, samples_of, write_hf_model
 
+from agentgym.config import TrainerConfig
 from agentgym.errors import ModelError
 from agentgym.tiny_model import init_model
 from agentgym_trainers.megatron.convert import load_hf, read_safetensors
@@ -99,7 +100,7 @@ def test_a_missing_field_is_named(hf_model: Callable[..., Path]):
     fields = json.loads((hf_model("Qwen3") / "config.json").read_text())
     del fields["rms_norm_eps"]
     with pytest.raises(ModelError, match="rms_norm_eps"):
-        transformer_config(fields, torch.float32)
+        transformer_config(fields, torch.float32, TrainerConfig())
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path):

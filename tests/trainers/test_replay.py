@@ -17,10 +17,11 @@ from trainer_builders import (
 )
 
 from agentgym.errors import IntegrityError
-from agentgym_trainers.megatron.convert import iter_hf, load_hf, read_safetensors
+from agentgym_trainers.megatron.convert import load_hf, read_safetensors
+from agentgym_trainers.megatron.export import iter_hf
 from agentgym_trainers.megatron.microbatch import build_microbatch
 from agentgym_trainers.megatron.model import build_model, read_config
-from agentgym_trainers.megatron.replay import ReplayController, coverage
+from agentgym_trainers.megatron.replay import Action, ReplayController, coverage
 from agentgym_trainers.megatron.step import forward
 
 LENGTHS = (13, 5, 22)
@@ -95,6 +96,37 @@ def test_routes_that_are_all_missing_are_native_routing(loaded):
         sample.routes[:] = 255
     found, native = logprobs_of(*loaded, samples), logprobs_of(*loaded, samples, use=False)
     assert torch.equal(found, native)
+
+
+def test_routes_older_than_the_limit_are_left_to_the_trainers_own_router(loaded):
+    model, replay = loaded
+    samples = samples_of(LENGTHS)  # of version 0
+    native = logprobs_of(model, replay, samples, use=False)
+    for version, max_age, ours in ((3, 3, False), (3, 2, True), (3, None, False)):
+        packed = build_microbatch(samples, version, replay, CPU, max_age=max_age)
+        found, _ = forward(model, replay, packed, 1.0)
+        replay.clear()
+        assert torch.equal(found, native) == ours
+        assert packed.route_coverage == (0 if ours else 1)
+
+
+def test_a_microbatch_without_routes_is_routed_natively_between_two_with_routes(loaded):
+    _, replay = loaded
+    routes = replay.check(routes_of(np.random.default_rng(0), 9), 9)
+    for given in (routes, None, routes):
+        with replay.forward(given):
+            pass
+    assert [layer.action for layer in replay._layers] == [Action.BACKWARD] * LAYERS
+    assert [target is None for target in replay._layers[0].waiting] == [False, True, False]
+    scores = torch.rand(9, EXPERTS)
+
+    def topk(scores: torch.Tensor, k: int, **_: object):
+        return torch.topk(scores, k, dim=1)
+
+    asked = [replay._layers[0].get_replay_topk(scores, TOPK, default_compute_topk=topk)[1] for _ in range(3)]
+    assert torch.equal(asked[1], torch.topk(scores, TOPK, dim=1).indices)
+    assert torch.equal(asked[0], asked[2])
+    assert not torch.equal(asked[0], asked[1])
 
 
 def test_a_controller_touches_its_own_model_only(hf_model: Callable[..., Path], loaded):

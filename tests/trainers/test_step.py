@@ -9,7 +9,8 @@ from trainer_builders import CPU, LAYERS, Reference, relative_difference, sample
 from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.config import TrainerConfig
 from agentgym.errors import RunError
-from agentgym_trainers.megatron.convert import iter_hf, load_hf, read_safetensors
+from agentgym_trainers.megatron.convert import load_hf, read_safetensors
+from agentgym_trainers.megatron.export import iter_hf
 from agentgym_trainers.megatron.microbatch import build_microbatch
 from agentgym_trainers.megatron.model import build_model, read_config
 from agentgym_trainers.megatron.optimizer import Optimizer

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from trainer_builders import batch_of, config_of, read_hf_model, samples_of
 
 from agentgym.errors import IntegrityError, ModelError
@@ -114,14 +115,14 @@ def test_a_checkpoint_of_another_model_is_refused(hf_model: Callable[..., Path],
     trainer = trainer_of(tmp_path, hf_model("Qwen3"))
     saved = Path(train(trainer, 1, checkpoint=True).checkpoint)
     (saved / "optimizer.safetensors").unlink()
-    checkpoint.write_weights(saved / "optimizer.safetensors", {"step.other": torch.ones(())})
+    save_file({"exp_avg.other": torch.ones(2)}, saved / "optimizer.safetensors")
     with pytest.raises(ModelError, match="does not fit the model"):
         trainer_of(tmp_path, hf_model("Qwen3"), resume=saved)
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path):
     with pytest.raises(ModelError, match="is not a checkpoint"):
-        checkpoint.read_step(tmp_path)
+        checkpoint.read_progress(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
     CHECKPOINTS/step-000012/
         model/               a Hugging Face folder: model.safetensors, and the config and tokenizer of the
-        run's model optimizer.safetensors rng.safetensors trainer.json         format and step
+        run's model optimizer.safetensors rng.safetensors trainer.json         format, step and updates
         coordinator.json     the coordinator's own state
     CHECKPOINTS/latest       the name of the newest folder
     CHECKPOINTS/reference/   the model that reinforcement learning began with, where a loss asks for it
@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from agentgym.errors import ModelError
+from agentgym_trainers.megatron.export import Stream, write_safetensors
 
-FORMAT = 1
+FORMAT = 2
 LATEST = "latest"
 MODEL = "model"
 REFERENCE = "reference"
@@ -35,26 +37,36 @@ def save_checkpoint(
     folder: Path,
     step: int,
     *,
-    weights: Mapping[str, Tensor],
-    optimizer: Mapping[str, Tensor],
+    weights: Stream,
+    optimizer: Stream,
+    updates: int,
     coordinator: Mapping[str, Any],
     model_folder: Path,
     keep: int,
 ) -> Path:
     """Write the checkpoint of a step, point `latest` at it and return its folder.
 
+    Whatever the layout of the ranks, it holds whole tensors with Hugging Face's names, which any layout reads. Rank 0
+    writes; all ranks must call it. `updates` are the optimizer's so far.
+
     All but the newest `keep` checkpoints up to this step are removed. Later ones are removed too: they are
     of a run that was left when it went on from before them.
     """
+    if dist.get_rank() != 0:
+        write_safetensors(folder, weights)
+        write_safetensors(folder, optimizer)
+        return folder
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{step:06d}"
     partial = folder / f".{final.name}.{os.getpid()}.partial"
     partial.mkdir(mode=0o700)
     with _removed_on_failure(partial):
         _write_model(partial / MODEL, weights, model_folder)
-        save_file(_unshared(optimizer), partial / "optimizer.safetensors")
+        write_safetensors(partial / "optimizer.safetensors", optimizer)
         save_file({"cpu": torch.get_rng_state()}, partial / "rng.safetensors")
-        (partial / "trainer.json").write_text(json.dumps({"format": FORMAT, "step": step}) + "\n")
+        (partial / "trainer.json").write_text(
+            json.dumps({"format": FORMAT, "step": step, "updates": updates}) + "\n"
+        )
         (partial / "coordinator.json").write_text(json.dumps(coordinator) + "\n")
         _sync_tree(partial)
     if final.exists():  # of a run that was left, see above
@@ -66,16 +78,23 @@ def save_checkpoint(
     return final
 
 
-def save_reference(folder: Path, weights: Mapping[str, Tensor], model_folder: Path) -> None:
-    """Write the Hugging Face folder of the model that reinforcement learning begins with."""
-    folder.mkdir(parents=True, exist_ok=True)
-    final, partial = folder / REFERENCE, folder / f".{REFERENCE}.{os.getpid()}.partial"
-    with _removed_on_failure(partial):
-        _write_model(partial, weights, model_folder)
-        _sync_tree(partial)
-    _remove(final)  # of a run that was left
-    partial.rename(final)
-    _sync(folder)
+def save_reference(folder: Path, weights: Stream, model_folder: Path) -> None:
+    """Write the Hugging Face folder of the model that reinforcement learning begins with.
+
+    All ranks must call it, and find it complete when it returns.
+    """
+    if dist.get_rank() != 0:
+        write_safetensors(folder, weights)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        final, partial = folder / REFERENCE, folder / f".{REFERENCE}.{os.getpid()}.partial"
+        with _removed_on_failure(partial):
+            _write_model(partial, weights, model_folder)
+            _sync_tree(partial)
+        _remove(final)  # of a run that was left
+        partial.rename(final)
+        _sync(folder)
+    dist.barrier()
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
@@ -86,8 +105,8 @@ def latest_checkpoint(folder: Path) -> Path | None:
         return None
 
 
-def read_step(checkpoint: Path) -> int:
-    """Return the step of a checkpoint.
+def read_progress(checkpoint: Path) -> tuple[int, int]:
+    """Return the step of a checkpoint, and the optimizer's updates until then.
 
     Raises:
         ModelError: it is not a checkpoint, or of another format.
@@ -98,7 +117,7 @@ def read_step(checkpoint: Path) -> int:
         raise ModelError(f"{checkpoint} is not a checkpoint: {error}") from error
     if fields.get("format") != FORMAT:
         raise ModelError(f"{checkpoint} has format {fields.get('format')!r}; this version reads {FORMAT}")
-    return int(fields["step"])
+    return int(fields["step"]), int(fields["updates"])
 
 
 def read_optimizer(checkpoint: Path) -> dict[str, Tensor]:
@@ -111,12 +130,17 @@ def restore_rng(checkpoint: Path) -> None:
     torch.set_rng_state(load_file(checkpoint / "rng.safetensors")["cpu"])
 
 
-def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write a weights file that is complete from the moment it has its name, readable by this user only."""
+def write_weights(path: Path, weights: Stream) -> None:
+    """Write a weights file that is complete from the moment it has its name, readable by this user only.
+
+    Rank 0 writes; all ranks must call it.
+    """
+    if dist.get_rank() != 0:
+        write_safetensors(path, weights)
+        return
     partial = path.with_name(f".{path.name}.partial")
     with _removed_on_failure(partial):
-        save_file(_unshared(weights), partial, metadata={"format": "pt"})
-        partial.chmod(0o600)
+        write_safetensors(partial, weights)
         partial.rename(path)
 
 
@@ -136,21 +160,13 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _write_model(folder: Path, weights: Mapping[str, Tensor], model_folder: Path) -> None:
+def _write_model(folder: Path, weights: Stream, model_folder: Path) -> None:
     folder.mkdir()
     write_weights(folder / "model.safetensors", weights)
     for path in sorted(model_folder.iterdir()):
         # The index of a sharded model would name files that are not here.
         if path.suffix in (".json", ".jinja", ".txt", ".model") and not path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
-
-
-def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous CPU copies; safetensors refuses tensors that share memory."""
-    return {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
 
 
 def _point_latest(folder: Path, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Weights between Hugging Face's names on disk and megatron-core's, bit for bit.
+"""Weights between Hugging Face's names on disk and megatron-core's, bit for bit, in every parallel layout.
 
     q_proj, k_proj, v_proj          -> self_attention.linear_qkv, per group: its queries, its key, its value
     gate_proj, up_proj              -> linear_fc1 (one above the other)
@@ -7,8 +7,9 @@
 
 Mixtral calls the last four block_sparse_moe.experts.N.w1, w3 and w2, and block_sparse_moe.gate.
 
-Each entry of `layout` is one megatron-core parameter, the Hugging Face tensors it is made of, and the two
-functions between them, so that both directions come from the same table.
+Each entry of `entries` is one megatron-core parameter, the Hugging Face tensors it is made of, and the two functions
+between them, so that both directions come from the same table. With tensor parallelism each Hugging Face tensor is cut
+along one axis, and a rank's parameter is made of its pieces.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,22 +17,59 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer import TransformerConfig
 from safetensors import safe_open
 from torch import Tensor
 
 from agentgym.errors import ModelError
 
+ROWS, COLUMNS = 0, 1
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One parameter of the megatron-core model."""
+    """One parameter of the megatron-core model, on the ranks that have it."""
 
     parameter: str
+    """Its name there."""
     sources: tuple[str, ...]
     """The Hugging Face tensors it holds."""
-    join: Callable[[tuple[Tensor, ...]], Tensor]
-    split: Callable[[Tensor], tuple[Tensor, ...]]
+    axis: int | None = None
+    """Along which tensor-parallel ranks divide each of the sources; None: all have the whole."""
+    stage: int = 0
+    """The pipeline stage that has it."""
+    expert_rank: int | None = None
+    """The expert-parallel rank that has it; None: all have it."""
+    copy: bool = False
+    """It holds again what another entry holds."""
+    join: Callable[[tuple[Tensor, ...]], Tensor] = lambda parts: parts[0]
+    split: Callable[[Tensor], tuple[Tensor, ...]] = lambda weight: (weight,)
+
+    @property
+    def here(self) -> bool:
+        """Whether this rank has it."""
+        mine = (None, parallel_state.get_expert_model_parallel_rank())
+        return self.stage == parallel_state.get_pipeline_model_parallel_rank() and self.expert_rank in mine
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The ranks among which this rank's copy is divided."""
+        of_experts = parallel_state.get_expert_tensor_parallel_group()
+        group: dist.ProcessGroup = (
+            parallel_state.get_tensor_model_parallel_group() if self.expert_rank is None else of_experts
+        )
+        return group
+
+    def piece(self, source: Tensor) -> Tensor:
+        """Return this rank's piece of a whole source. Raises RuntimeError where it cannot be divided."""
+        if self.axis is None or self.group.size() == 1:
+            return source
+        if source.shape[self.axis] % self.group.size():
+            raise RuntimeError(f"{list(source.shape)} cannot be divided among {self.group.size()} ranks")
+        return source.chunk(self.group.size(), self.axis)[self.group.rank()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,35 +86,22 @@ MOE_NAMES = {"MixtralForCausalLM": MoeNames("block_sparse_moe", "w1", "w3", "w2"
 """By architecture; the others say it as `MoeNames` does by default."""
 
 
-def layout(model: GPTModel) -> Iterator[Entry]:
-    """Yield how each parameter of the model is made of Hugging Face tensors."""
-    config, names = model.config, MOE_NAMES.get(model.architecture, MoeNames())
-    yield _same("embedding.word_embeddings.weight", "model.embed_tokens.weight")
+def entries(model: GPTModel) -> Iterator[Entry]:
+    """Yield how each parameter of the whole model is made of Hugging Face tensors, on all ranks in the same order."""
+    config = model.config
+    names = MOE_NAMES.get(model.architecture, MoeNames())
+    stages = config.pipeline_model_parallel_size
+    tied = model.share_embeddings_and_output_weights
+    embedding = ("model.embed_tokens.weight",)
+    yield Entry("embedding.word_embeddings.weight", embedding, ROWS)
     for number in range(config.num_layers):
-        ours, theirs = f"decoder.layers.{number}.", f"model.layers.{number}."
-        yield _same(ours + "input_layernorm.weight", theirs + "input_layernorm.weight")
-        yield _qkv(ours, theirs, config.num_query_groups, config.kv_channels)
-        yield _same(ours + "self_attention.linear_proj.weight", theirs + "self_attn.o_proj.weight")
-        if config.qk_layernorm:
-            for letter in "qk":
-                yield _same(
-                    f"{ours}self_attention.{letter}_layernorm.weight",
-                    f"{theirs}self_attn.{letter}_norm.weight",
-                )
-        yield _same(ours + "pre_mlp_layernorm.weight", theirs + "post_attention_layernorm.weight")
-        if config.num_moe_experts:
-            yield _same(ours + "mlp.router.weight", f"{theirs}{names.block}.gate.weight")
-            for expert in range(config.num_moe_experts):
-                yield from _mlp(
-                    f"{ours}mlp.experts.local_experts.{expert}.",
-                    f"{theirs}{names.block}.experts.{expert}.",
-                    names,
-                )
-        else:
-            yield from _mlp(ours + "mlp.", theirs + "mlp.", names)
-    yield _same("decoder.final_layernorm.weight", "model.norm.weight")
-    if not model.share_embeddings_and_output_weights:
-        yield _same("output_layer.weight", "lm_head.weight")
+        stage, local = divmod(number, config.num_layers // stages)
+        yield from _layer(config, names, stage, f"decoder.layers.{local}.", f"model.layers.{number}.")
+    yield Entry("decoder.final_layernorm.weight", ("model.norm.weight",), stage=stages - 1)
+    if not tied:
+        yield Entry("output_layer.weight", ("lm_head.weight",), ROWS, stages - 1)
+    elif stages > 1:
+        yield Entry("output_layer.weight", embedding, ROWS, stages - 1, copy=True)
 
 
 def load_hf(model: GPTModel, tensors: Mapping[str, Tensor]) -> None:
@@ -85,15 +110,32 @@ def load_hf(model: GPTModel, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         ModelError: a tensor is missing, has a wrong shape, or belongs to no part of the model.
     """
-    parameters = dict(model.named_parameters())
+    used = fill(model, dict(model.named_parameters()), tensors)
+    unused = tensors.keys() - used
+    if model.share_embeddings_and_output_weights:
+        unused -= {"lm_head.weight"}  # some folders keep the tied copy
+    if unused:
+        raise ModelError(f"weights without a place: {sorted(unused)[:3]}")
+
+
+def fill(model: GPTModel, targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> set[str]:
+    """Fill this rank's tensors, one per parameter of the model, and return the names that the whole model uses.
+
+    Raises:
+        ModelError: a tensor is missing or has a wrong shape, or a parameter has no weights.
+    """
+    left = dict(targets)
     used: set[str] = set()
-    for entry in layout(model):
+    for entry in entries(model):
+        used.update(entry.sources)
         missing = [name for name in entry.sources if name not in tensors]
         if missing:
             raise ModelError(f"the weights lack {', '.join(missing)}; the folder is incomplete")
-        target = parameters.pop(entry.parameter)
+        if not entry.here:
+            continue
+        target = left.pop(entry.parameter)
         try:
-            joined = entry.join(tuple(tensors[name] for name in entry.sources))
+            joined = entry.join(tuple(entry.piece(tensors[name]) for name in entry.sources))
             fits = joined.shape == target.shape
         except RuntimeError:  # torch could not even bring the parts together
             fits = False
@@ -104,25 +146,9 @@ def load_hf(model: GPTModel, tensors: Mapping[str, Tensor]) -> None:
             )
         with torch.no_grad():
             target.copy_(joined)
-        used.update(entry.sources)
-    unused = tensors.keys() - used
-    if model.share_embeddings_and_output_weights:
-        unused -= {"lm_head.weight"}  # some folders keep the tied copy
-    if parameters or unused:
-        raise ModelError(
-            f"weights without a place: {sorted(unused)[:3]}; "
-            f"parameters without weights: {list(parameters)[:3]}"
-        )
-
-
-def iter_hf(model: GPTModel) -> Iterator[tuple[str, Tensor]]:
-    """Yield (Hugging Face name, tensor) for all weights of the model, contiguous and without gradient."""
-    parameters = dict(model.named_parameters())
-    for entry in layout(model):
-        for name, tensor in zip(
-            entry.sources, entry.split(parameters[entry.parameter].detach()), strict=True
-        ):
-            yield name, tensor.contiguous()
+    if left:
+        raise ModelError(f"parameters without weights: {list(left)[:3]}")
+    return used
 
 
 def read_safetensors(folder: Path) -> dict[str, Tensor]:
@@ -141,21 +167,43 @@ def read_safetensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _same(parameter: str, source: str) -> Entry:
-    return Entry(parameter, (source,), lambda parts: parts[0], lambda weight: (weight,))
+def _layer(config: TransformerConfig, names: MoeNames, stage: int, ours: str, theirs: str) -> Iterator[Entry]:
+    yield Entry(ours + "input_layernorm.weight", (theirs + "input_layernorm.weight",), stage=stage)
+    groups = config.num_query_groups // config.tensor_model_parallel_size
+    yield _qkv(stage, ours, theirs, groups, config.kv_channels)
+    yield Entry(
+        ours + "self_attention.linear_proj.weight", (theirs + "self_attn.o_proj.weight",), COLUMNS, stage
+    )
+    for letter in "qk" if config.qk_layernorm else "":
+        norm = f"{theirs}self_attn.{letter}_norm.weight"
+        yield Entry(f"{ours}self_attention.{letter}_layernorm.weight", (norm,), stage=stage)
+    post_norm = theirs + "post_attention_layernorm.weight"
+    yield Entry(ours + "pre_mlp_layernorm.weight", (post_norm,), stage=stage)
+    if not config.num_moe_experts:
+        yield from _mlp(stage, None, ours + "mlp.", theirs + "mlp.", names)
+        return
+    yield Entry(ours + "mlp.router.weight", (f"{theirs}{names.block}.gate.weight",), stage=stage)
+    each = config.num_moe_experts // config.expert_model_parallel_size
+    for expert in range(config.num_moe_experts):
+        owner, local = divmod(expert, each)
+        prefix = f"{ours}mlp.experts.local_experts.{local}."
+        yield from _mlp(stage, owner, prefix, f"{theirs}{names.block}.experts.{expert}.", names)
 
 
-def _mlp(ours: str, theirs: str, names: MoeNames) -> Iterator[Entry]:
+def _mlp(stage: int, expert_rank: int | None, ours: str, theirs: str, names: MoeNames) -> Iterator[Entry]:
     yield Entry(
         ours + "linear_fc1.weight",
         (f"{theirs}{names.gate}.weight", f"{theirs}{names.up}.weight"),
-        torch.cat,
-        lambda weight: weight.chunk(2),
+        ROWS,
+        stage,
+        expert_rank,
+        join=torch.cat,
+        split=lambda weight: weight.chunk(2),
     )
-    yield _same(ours + "linear_fc2.weight", f"{theirs}{names.down}.weight")
+    yield Entry(ours + "linear_fc2.weight", (f"{theirs}{names.down}.weight",), COLUMNS, stage, expert_rank)
 
 
-def _qkv(ours: str, theirs: str, groups: int, head_dim: int) -> Entry:
+def _qkv(stage: int, ours: str, theirs: str, groups: int, head_dim: int) -> Entry:
     def join(parts: tuple[Tensor, ...]) -> Tensor:
         by_group = [part.view(groups, -1, head_dim, part.shape[-1]) for part in parts]
         return torch.cat(by_group, dim=1).flatten(0, 2)
@@ -168,6 +216,8 @@ def _qkv(ours: str, theirs: str, groups: int, head_dim: int) -> Entry:
     return Entry(
         ours + "self_attention.linear_qkv.weight",
         tuple(f"{theirs}self_attn.{letter}_proj.weight" for letter in "qkv"),
-        join,
-        split,
+        ROWS,
+        stage,
+        join=join,
+        split=split,
     )

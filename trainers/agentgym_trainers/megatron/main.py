@@ -6,6 +6,9 @@
 It says hello when its model is loaded, then asks for batches until it is told to drain. Exit status: 0 after
 a drain, 1 after a failure, which it has reported as a fatal error. It ends by itself when the coordinator is
 gone.
+
+With `trainer.nproc` > 1 this process becomes torchrun and starts itself that often; rank 0 talks to the coordinator
+and passes on what it gets. When one rank ends, torchrun ends the others; when torchrun ends, they do.
 """
 
 import argparse
@@ -15,6 +18,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentgym.busy import BusyShare, forget_startup
 from agentgym.config import Config
@@ -24,8 +28,12 @@ from agentgym.keys import load_keys
 from agentgym.lifeline import die_with_parent
 from agentgym.log import setup_logging
 from agentgym.protocol import BatchHeader, BatchRequest, Drain, Error, Hello
-from agentgym.wire import PROTOCOL_VERSION
+from agentgym.wire import PROTOCOL_VERSION, Packet, pack, unpack
+from agentgym_trainers.megatron import launch
 from agentgym_trainers.megatron.link import Link
+
+if TYPE_CHECKING:
+    from agentgym_trainers.megatron.parallel import Channel
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +56,17 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def run(config: Config, settings: argparse.Namespace, link: Link, busy: BusyShare) -> None:
-    """Load the model, then take steps until told to drain."""
+def run(config: Config, settings: argparse.Namespace, link: Link | None, busy: BusyShare) -> None:
+    """Load the model, then take steps until told to drain. Rank 0 has the link."""
     # megatron-core takes seconds to import and warns about parts that are missing on purpose.
     logging.captureWarnings(True)
     logging.getLogger("py.warnings").setLevel(logging.ERROR)
     from agentgym_trainers.megatron import parallel
     from agentgym_trainers.megatron.trainer import Trainer
 
-    with parallel.single_process(config.run.seed):
+    timeout = config.coordinator.step_timeout
+    with parallel.process_groups(config.trainer, config.run.seed, timeout=timeout):
+        channel = parallel.Channel()
         trainer = Trainer(
             config,
             policy=settings.policy,
@@ -65,64 +75,85 @@ def run(config: Config, settings: argparse.Namespace, link: Link, busy: BusyShar
             resume=settings.resume,
         )
         weights = "" if settings.resume is None else str(trainer.publish())
-        link.send(
-            Hello(
+        if link is not None:
+            hello = Hello(
                 role="trainer",
                 name=settings.name,
                 policy=settings.policy,
                 protocol=PROTOCOL_VERSION,
-                pid=os.getpid(),
+                pid=os.getppid() if launch.launched() else os.getpid(),  # the process that was started
                 version=trainer.step,
                 weights=weights,
             )
-        )
+            link.send(hello)
         forget_startup()
         while True:
-            link.send(BatchRequest(step=trainer.step + 1))
-            packet = link.receive()
+            packet = _next(link, channel, trainer.step + 1)
             match packet.header:
                 case BatchHeader() as header:
                     with busy.busy():
                         done = trainer.train(header, packet.arrays)
-                    link.send(done)
-                    logger.info(
-                        "step %d: loss %.4f in %.2f s",
-                        done.step,
-                        done.metrics["loss"],
-                        done.metrics["seconds"],
-                    )
+                    if link is not None:
+                        link.send(done)
+                        logger.info(
+                            "step %d: loss %.4f in %.2f s",
+                            done.step,
+                            done.metrics["loss"],
+                            done.metrics["seconds"],
+                        )
                 case Drain():
                     return
                 case Error(text=text):
                     raise RunError(f"the coordinator refused the trainer: {text}")
 
 
+def _next(link: Link | None, channel: "Channel", step: int) -> Packet:
+    """Return the next batch, drain or error: rank 0 asks for it, the others get it from there."""
+    if link is None:
+        return unpack(channel.share(None))
+    link.send(BatchRequest(step=step))
+    packet = link.receive()
+    if launch.world_size() > 1:
+        channel.share([bytes(frame) for frame in pack(packet.header, packet.arrays)])
+    return packet
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the process and return its exit status."""
     settings = parse_arguments(arguments)
-    setup_logging(settings.name)
+    setup_logging(f"{settings.name}.{launch.rank()}" if launch.launched() else settings.name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's, which then drains
-    if settings.parent_pid is not None:
+    if launch.launched():
+        die_with_parent(os.getppid())
+    elif settings.parent_pid is not None:
         die_with_parent(settings.parent_pid)
     config = load_config(settings.config)
+    if config.trainer.nproc > 1 and not launch.launched():
+        return launch.become_torchrun(config.trainer.nproc, "agentgym_trainers.megatron.main", arguments)
     busy = BusyShare()
-    link = Link(
-        settings.coordinator,
+    link = None if launch.rank() else _connect(settings.coordinator, config, busy)
+    try:
+        run(config, settings, link, busy)
+    except Exception as error:  # the process boundary: whatever it was is reported and ends the process
+        logger.exception("the trainer failed")
+        if link is not None:
+            link.send(Error(text=f"{type(error).__name__}: {error}", fatal=True))
+        return 1
+    finally:
+        if link is not None:
+            link.close()
+    return 0
+
+
+def _connect(address: str, config: Config, busy: BusyShare) -> Link:
+    return Link(
+        address,
         heartbeat_interval=config.coordinator.heartbeat_interval,
         busy=busy,
         silence=config.coordinator.abandoned_after,
         keys=load_keys(config.coordinator.keys),
         on_silence=_end_now,
     )
-    try:
-        run(config, settings, link, busy)
-    except Exception as error:  # the process boundary: whatever it was is reported and ends the process
-        logger.exception("the trainer failed")
-        link.send(Error(text=f"{type(error).__name__}: {error}", fatal=True))
-        return 1
-    finally:
-        link.close()
-    return 0
 
 
 def _end_now(reason: str) -> None:

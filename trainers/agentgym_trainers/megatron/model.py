@@ -10,11 +10,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 
+from agentgym.config import TrainerConfig
 from agentgym.errors import ModelError
 from agentgym_trainers.megatron.spec import Rope, layer_spec
+
+RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+"""A layer keeps its input only."""
 
 ARCHITECTURES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
 
@@ -83,11 +88,13 @@ def rope_theta(fields: dict[str, Any]) -> float:
     return float(theta)
 
 
-def transformer_config(fields: dict[str, Any], dtype: torch.dtype) -> TransformerConfig:
-    """Return megatron-core's settings of the model.
+def transformer_config(
+    fields: dict[str, Any], dtype: torch.dtype, trainer: TrainerConfig
+) -> TransformerConfig:
+    """Return megatron-core's settings of the model in the layout of the trainer.
 
     Raises:
-        ModelError: a field that is needed is missing.
+        ModelError: a field that is needed is missing, or the ranks cannot divide the model.
     """
     architecture = fields["architectures"][0]
     moe: dict[str, Any] = {}
@@ -111,9 +118,11 @@ def transformer_config(fields: dict[str, Any], dtype: torch.dtype) -> Transforme
         }
     except KeyError as error:
         raise ModelError(f"config.json of a {architecture} lacks {error.args[0]!r}") from error
+    _check_divisible(fields, shape, moe, trainer)
     return TransformerConfig(
         **shape,
         **moe,
+        **_layout(trainer),
         qk_layernorm=architecture.startswith("Qwen3"),
         normalization="RMSNorm",
         gated_linear_unit=True,
@@ -136,6 +145,18 @@ def transformer_config(fields: dict[str, Any], dtype: torch.dtype) -> Transforme
     )
 
 
+def _layout(trainer: TrainerConfig) -> dict[str, Any]:
+    return {
+        "tensor_model_parallel_size": trainer.tp,
+        "sequence_parallel": trainer.tp > 1,
+        "pipeline_model_parallel_size": trainer.pp,
+        "batch_p2p_comm": False,
+        "expert_model_parallel_size": trainer.ep,
+        "expert_tensor_parallel_size": trainer.expert_tp,
+        **(RECOMPUTE if trainer.recompute else {}),
+    }
+
+
 def _moe_settings(fields: dict[str, Any], experts: int, size: int, normalized: bool) -> dict[str, Any]:
     return {
         "num_moe_experts": experts,
@@ -148,7 +169,7 @@ def _moe_settings(fields: dict[str, Any], experts: int, size: int, normalized: b
         # Reinforcement learning keeps the balance that pretraining found.
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
-        "moe_token_dispatcher_type": "allgather",
+        "moe_token_dispatcher_type": "alltoall",
         "moe_grouped_gemm": False,
         "moe_permute_fusion": False,
         # This skips the replay hook.
@@ -156,18 +177,62 @@ def _moe_settings(fields: dict[str, Any], experts: int, size: int, normalized: b
     }
 
 
-def build_model(fields: dict[str, Any], dtype: torch.dtype, device: torch.device) -> GPTModel:
-    """Return the model with arbitrary weights, in training mode, on the device.
+def _check_divisible(
+    fields: dict[str, Any], shape: dict[str, Any], moe: dict[str, Any], trainer: TrainerConfig
+) -> None:
+    divided = [
+        ("tp", trainer.tp, "num_attention_heads", shape["num_attention_heads"]),
+        ("tp", trainer.tp, "num_key_value_heads", shape["num_query_groups"]),
+        ("tp", trainer.tp, "vocab_size", fields["vocab_size"]),
+        ("pp", trainer.pp, "num_hidden_layers", shape["num_layers"]),
+    ]
+    if moe:
+        divided += [
+            ("ep", trainer.ep, "num_experts", moe["num_moe_experts"]),
+            ("etp", trainer.expert_tp, "expert size", moe["moe_ffn_hidden_size"]),
+        ]
+    else:
+        divided += [("ep", trainer.ep, "number of experts", 1)]
+        divided += [("tp", trainer.tp, "intermediate_size", shape["ffn_hidden_size"])]
+    for setting, ranks, name, number in divided:
+        if number % ranks:
+            raise ModelError(
+                f"trainer.{setting} = {ranks} cannot divide the model's {name} = {number}; choose a divisor of it"
+            )
 
-    `parallel.initialize` must have been called.
+
+class Model(GPTModel):  # type: ignore[misc]
+    """megatron-core's model, whose tied embedding needs no exchange between stages before it is loaded.
+
+    Both ends of a pipeline read it from the folder, and megatron-core would send it through a GPU.
     """
-    config = transformer_config(fields, dtype)
+
+    def _is_in_embd_group(self) -> bool:
+        return False
+
+
+def build_model(
+    fields: dict[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    trainer: TrainerConfig | None = None,
+) -> GPTModel:
+    """Return this rank's part of the model with arbitrary weights, in training mode, on the device.
+
+    Its layout is that of `trainer`, in which `parallel.process_groups` connected the ranks; None: one rank.
+
+    Raises:
+        ModelError: the ranks cannot divide the model.
+    """
+    config = transformer_config(fields, dtype, trainer or TrainerConfig())
     theta = rope_theta(fields)
-    model = GPTModel(
+    model = Model(
         config,
         layer_spec(config),
         vocab_size=fields["vocab_size"],
         max_sequence_length=fields["max_position_embeddings"],
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
         position_embedding_type="rope",
         rotary_base=theta,
         share_embeddings_and_output_weights=bool(fields.get("tie_word_embeddings", False)),

@@ -7,17 +7,25 @@ between two bfloat16 numbers.
 from collections.abc import Mapping
 
 import torch
+from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 from agentgym.config import TrainerConfig
 from agentgym.errors import ModelError, RunError
+from agentgym_trainers.megatron import gradients
+from agentgym_trainers.megatron.convert import fill
+from agentgym_trainers.megatron.export import Stream, prefixed, stream_hf
 
 
 class Optimizer:
-    """Clips the gradients, takes an AdamW step, and gives its state as named tensors."""
+    """Clips the gradients, takes an AdamW step, and gives its state with Hugging Face's names.
 
-    def __init__(self, model: torch.nn.Module, config: TrainerConfig) -> None:
+    The state of a parameter lies where the parameter does, so that it goes on in any parallel layout.
+    """
+
+    def __init__(self, model: GPTModel, config: TrainerConfig) -> None:
         """Take over the parameters of the model. Weight decay is on matrices only."""
+        self._model = model
         self._parameters = dict(model.named_parameters())
         self._masters = {
             name: parameter if parameter.dtype == torch.float32 else parameter.detach().float()
@@ -35,6 +43,17 @@ class Optimizer:
             betas=(config.adam_beta1, config.adam_beta2),
             eps=config.adam_eps,
         )
+        for master in self._masters.values():
+            self._adam.state[master] = {
+                "step": torch.zeros(()),
+                "exp_avg": torch.zeros_like(master),
+                "exp_avg_sq": torch.zeros_like(master),
+            }
+
+    @property
+    def steps(self) -> int:
+        """The updates so far."""
+        return int(next(iter(self._adam.state.values()))["step"])
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -44,17 +63,21 @@ class Optimizer:
     def step(self, learning_rate: float) -> float:
         """Clip, update and return the norm of the gradient before clipping.
 
+        The gradients must be those of the whole batch on every rank; without any, nothing happens.
+
         Raises:
             RunError: the norm is not finite; nothing was updated.
         """
+        found = {}
         for name, parameter in self._parameters.items():
-            if self._masters[name] is not parameter:
-                self._masters[name].grad = None if parameter.grad is None else parameter.grad.float()
-        norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self._max_norm).item()
-        if not torch.tensor(norm).isfinite():
+            if parameter.grad is not None:
+                self._masters[name].grad = found[parameter] = parameter.grad.float()
+        norm = torch.tensor(gradients.norm(self._model, found))
+        if not norm.isfinite():
             raise RunError(
                 f"the norm of the gradient is {norm}; look at the learning rate and the rewards of the batch"
             )
+        torch.nn.utils.clip_grads_with_norm_(self._masters.values(), self._max_norm, norm)
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
         self._adam.step()
@@ -62,42 +85,37 @@ class Optimizer:
             for name, parameter in self._parameters.items():
                 if self._masters[name] is not parameter:
                     parameter.copy_(self._masters[name])
-        return norm
+                    self._masters[name].grad = None
+        return norm.item()
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the state: "exp_avg.NAME", "exp_avg_sq.NAME", "step.NAME"; bfloat16: "master.NAME"."""
-        state = {}
-        for name, master in self._masters.items():
-            for key, tensor in self._adam.state[master].items():
-                state[f"{key}.{name}"] = tensor
-            if master is not self._parameters[name]:
-                state[f"master.{name}"] = master
-        return state
+    def stream(self) -> Stream:
+        """Return the state but `steps`: "exp_avg.NAME", "exp_avg_sq.NAME"; bfloat16: "master.NAME"."""
+        return prefixed({key: stream_hf(self._model, part) for key, part in self._state().items()})
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over the state that `tensors` returned.
+    def load(self, steps: int, tensors: Mapping[str, Tensor]) -> None:
+        """Take over the state of after `steps` updates, which `stream` returned.
 
         Raises:
             ModelError: the state is of another model.
         """
-        expected = {
-            f"master.{name}" for name, master in self._masters.items() if master is not self._parameters[name]
+        state = self._state()
+        unknown = {name for name in tensors if name.partition(".")[0] not in state}
+        try:
+            for key, targets in state.items():
+                named = {n.partition(".")[2]: t for n, t in tensors.items() if n.partition(".")[0] == key}
+                unknown |= named.keys() - fill(self._model, targets, named)
+        except ModelError as error:
+            raise ModelError(f"the optimizer's state does not fit the model: {error}") from error
+        if unknown:
+            raise ModelError(f"the optimizer's state does not fit the model: {sorted(unknown)[:3]}")
+        for moments in self._adam.state.values():
+            moments["step"].fill_(steps)
+
+    def _state(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors of each kind, by parameter."""
+        moments = {
+            key: {name: self._adam.state[master][key] for name, master in self._masters.items()}
+            for key in ("exp_avg", "exp_avg_sq")
         }
-        if any(name.startswith("step.") for name in tensors):  # there is none before the first step
-            expected |= {
-                f"{key}.{name}" for key in ("step", "exp_avg", "exp_avg_sq") for name in self._masters
-            }
-        if tensors.keys() != expected:
-            raise ModelError(
-                f"the optimizer's state does not fit the model: {sorted(tensors.keys() ^ expected)[:3]}"
-            )
-        for full, tensor in tensors.items():
-            key, _, name = full.partition(".")
-            master = self._masters[name]
-            if key == "master":
-                with torch.no_grad():
-                    master.copy_(tensor)
-            else:
-                self._adam.state[master][key] = (
-                    tensor.clone() if key == "step" else tensor.to(master.device).clone()
-                )
+        separate = any(self._masters[name] is not self._parameters[name] for name in self._masters)
+        return moments | ({"master": self._masters} if separate else {})

@@ -1,17 +1,27 @@
-"""Start and stop torch.distributed and megatron-core's process groups.
+"""The ranks of a trainer: torch.distributed, megatron-core's process groups, and what all ranks must know.
 
-One process for now: every group has one rank, so the parts that ask `parallel_state` for their group work as
-they will with more.
+One process needs no launcher and no port. Several are started by torchrun, on one machine or more; rank 0 alone talks
+to the coordinator. Ranks are counted tensor-parallel first, then data-parallel (the experts' ranks among them), then
+pipeline stages, so that rank 0 is the first of everything.
 """
 
-import os
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
+from agentgym.config import TrainerConfig
 from agentgym.errors import ConfigError
+from agentgym_trainers.megatron import launch
+from agentgym_trainers.megatron.cpu import without_cuda
+
+FOREVER = timedelta(days=365)
+"""Ranks wait for the next batch as long as rank 0 lives: torchrun ends all when one has ended."""
 
 
 def device() -> torch.device:
@@ -23,25 +33,27 @@ def device() -> torch.device:
     )
 
 
-def initialize(seed: int) -> None:
-    """Make the process groups and seed the random generators.
+def data_rank() -> int:
+    """Return which share of a batch this rank trains on."""
+    return int(parallel_state.get_data_parallel_rank())
+
+
+@contextmanager
+def process_groups(config: TrainerConfig, seed: int, *, timeout: float = 1800.0) -> Iterator[None]:
+    """Run a block in which the ranks are connected in the layout of the settings.
+
+    `timeout` bounds, in seconds, how long a rank waits for the others inside a step.
 
     Raises:
-        ConfigError: the process was started as one of several ranks.
+        ConfigError: the number of processes is not `trainer.nproc`.
     """
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world != 1:
-        raise ConfigError(
-            f"the trainer was started as one of {world} ranks (WORLD_SIZE); it runs as one process"
-        )
-    torch.distributed.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo",
-        # One process needs no rendezvous and no port.
-        store=torch.distributed.HashStore(),  # type: ignore[attr-defined]
-        rank=0,
-        world_size=1,
-    )
-    parallel_state.initialize_model_parallel()
+    with without_cuda(), connected(config.nproc, timeout), layout(config, timeout):
+        seed_all(seed)
+        yield
+
+
+def seed_all(seed: int) -> None:
+    """Seed the random generators of this rank."""
     torch.manual_seed(seed)
     if torch.cuda.is_available():
         tensor_parallel.model_parallel_cuda_manual_seed(seed)
@@ -50,18 +62,72 @@ def initialize(seed: int) -> None:
         tensor_parallel.random.initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
 
 
-def shut_down() -> None:
-    """Destroy the process groups; a second `initialize` may follow."""
-    parallel_state.destroy_model_parallel()
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+@contextmanager
+def single_process(seed: int) -> Iterator[None]:
+    """Run a block in which this process is the only rank."""
+    with process_groups(TrainerConfig(), seed):
+        yield
 
 
 @contextmanager
-def single_process(seed: int) -> Iterator[None]:
-    """Run a block between `initialize` and `shut_down`."""
-    initialize(seed)
+def connected(nproc: int, timeout: float) -> Iterator[None]:
+    """Connect the ranks, as many as `nproc`."""
+    if launch.world_size() != nproc:
+        raise ConfigError(
+            f"trainer.nproc = {nproc}, but the trainer was started as {launch.world_size()} processes; let the "
+            "coordinator start it, or give torchrun the same number"
+        )
+    if torch.cuda.is_available():
+        torch.cuda.set_device(launch.local_rank())
+    rendezvous: dict[str, Any] = {}
+    if not launch.launched():
+        rendezvous = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+        timeout=timedelta(seconds=timeout),
+        **rendezvous,
+    )
     try:
         yield
     finally:
-        shut_down()
+        dist.destroy_process_group()
+
+
+@contextmanager
+def layout(config: TrainerConfig, timeout: float) -> Iterator[None]:
+    """Divide the connected ranks into megatron-core's groups."""
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=config.tp,
+        pipeline_model_parallel_size=config.pp,
+        expert_model_parallel_size=config.ep,
+        expert_tensor_parallel_size=config.expert_tp,
+        distributed_timeout_minutes=math.ceil(timeout / 60),
+        create_gloo_process_groups=False,
+    )
+    try:
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+
+
+class Channel:
+    """How rank 0 passes on what the coordinator sent it."""
+
+    def __init__(self) -> None:
+        """Make the channel; all ranks do so at the same point."""
+        self._group = dist.new_group(backend="gloo", timeout=FOREVER)
+
+    def share(self, frames: Sequence[bytes] | None) -> list[bytes]:
+        """Return on every rank the frames that rank 0 gives; the others give None and wait."""
+        sizes = torch.tensor([len(frame) for frame in frames or ()])
+        sizes = self._from_first(sizes, self._from_first(torch.tensor([len(sizes)]), 1).item())
+        joined = torch.frombuffer(bytearray(b"".join(frames or ())) or bytearray(1), dtype=torch.uint8)
+        joined = self._from_first(joined, max(int(sizes.sum()), 1))
+        parts = torch.split(joined[: int(sizes.sum())], sizes.tolist())
+        return [part.numpy().tobytes() for part in parts]
+
+    def _from_first(self, tensor: torch.Tensor, size: int | float) -> torch.Tensor:
+        if dist.get_rank() != 0:
+            tensor = torch.empty(int(size), dtype=tensor.dtype)
+        dist.broadcast(tensor, 0, group=self._group)
+        return tensor

@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -48,7 +51,7 @@ class LayerReplay:
         """Start with native routing."""
         self.action = Action.NATIVE
         self.target: Tensor | None = None
-        self.waiting: list[Tensor] = []
+        self.waiting: list[Tensor | None] = []
 
     def get_replay_topk(
         self,
@@ -63,33 +66,36 @@ class LayerReplay:
         if self.action is Action.NATIVE:
             return native
         target = self.target if self.action is Action.FORWARD else self.waiting.pop(0)
-        if target is None or target.shape != (len(scores), topk):
-            found = None if target is None else tuple(target.shape)
+        if target is None:
+            return native
+        if target.shape != (len(scores), topk):
             raise IntegrityError(
-                f"a router got routes of shape {found} for {(len(scores), topk)} (tokens, experts)"
+                f"a router got routes of shape {tuple(target.shape)} for {(len(scores), topk)} (tokens, experts)"
             )
         experts = torch.where(target == NATIVE, native[1], target)
         return scores.gather(1, experts), experts
 
 
 class ReplayController:
-    """Gives each MoE layer of one model its routes, microbatch by microbatch."""
+    """Gives each MoE layer of one model its routes, microbatch by microbatch.
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        """Bind to the routers of this model, in the order of its modules."""
+    A pipeline stage takes the routes of its own layers, and with sequence parallelism a rank those of its own tokens;
+    with expert parallelism the tokens travel after they were routed.
+    """
+
+    def __init__(self, model: GPTModel) -> None:
+        """Bind to the routers of this model, in the order of its modules. All layers are MoE layers, or none is."""
         routers = [module for module in model.modules() if isinstance(module, TopKRouter)]
         self._layers = [LayerReplay() for _ in routers]
         for router, layer in zip(routers, self._layers, strict=True):
             if router.config.moe_router_fusion:
                 raise ValueError("moe_router_fusion skips the replay; build the model without it")
             router.router_replay = layer
+        self.layers = model.config.num_layers if routers else 0
+        """The number of MoE layers of all pipeline stages, L."""
+        self._first = get_transformer_layer_offset(model.config)
         self._experts = routers[0].config.num_moe_experts if routers else 0
         self._topk = routers[0].config.moe_router_topk if routers else 0
-
-    @property
-    def layers(self) -> int:
-        """The number of MoE layers, L."""
-        return len(self._layers)
 
     def check(self, routes: NDArray[np.unsignedinteger[Any]], tokens: int) -> Tensor:
         """Return routes [T, L, k] as int64 [L, T, k] with NATIVE rows for the sentinel rows.
@@ -128,20 +134,22 @@ class ReplayController:
     def forward(self, routes: Tensor | None) -> Iterator[None]:
         """Replay checked routes [L, T, k] in the forward pass inside; None is native routing.
 
-        Afterwards the routers are set for the recompute in the backward pass, which asks in the order of
-        forwards.
+        T are the tokens of the whole microbatch. Afterwards the routers are set for the recompute in the backward
+        pass, which asks in the order of forwards.
         """
-        for number, layer in enumerate(self._layers):
-            layer.action = Action.NATIVE if routes is None else Action.FORWARD
+        if routes is not None:
+            tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
+            routes = routes.chunk(tensor_parallel, 1)[parallel_state.get_tensor_model_parallel_rank()]
+        for number, layer in enumerate(self._layers, self._first):
+            layer.action = Action.FORWARD
             layer.target = None if routes is None else routes[number]
         yield
         for layer in self._layers:
-            if layer.target is not None:
-                layer.waiting.append(layer.target)
-                layer.action = Action.BACKWARD
+            layer.waiting.append(layer.target)
+            layer.action = Action.BACKWARD
 
     def clear(self) -> None:
-        """Forget all routes; called where a microbatch is over, so that none is replayed for another one."""
+        """Forget all routes; called where a pass over the batch is over, so that none is replayed in another one."""
         for layer in self._layers:
             layer.action, layer.target = Action.NATIVE, None
             layer.waiting.clear()

@@ -1,18 +1,22 @@
 """One optimizer step, top to bottom.
 
     for each pass over the batch:
-        for each microbatch:  forward with replayed routes -> log-probabilities -> loss -> backward
-        clip -> Adam
+        for each microbatch of this rank, through the pipeline stages:
+            forward with replayed routes -> log-probabilities -> loss -> backward
+        sum the gradients over the ranks -> clip -> Adam
 
 The loss of a pass is the plain sum over the trained tokens of weight * loss; the coordinator puts the
-aggregation into the weights. Shapes: T packed tokens, N trained tokens of a microbatch, V vocabulary.
+aggregation into the weights. Shapes: T packed tokens, N trained tokens of a microbatch, V vocabulary of this rank.
 """
 
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
@@ -20,9 +24,11 @@ from agentgym.algorithm_config import AlgorithmConfig
 from agentgym_trainers.losses.kl import kl_estimate
 from agentgym_trainers.losses.menu import token_loss
 from agentgym_trainers.losses.terms import Stats, TokenTerms
-from agentgym_trainers.megatron.forward import log_distributions, of_targets
+from agentgym_trainers.megatron.gradients import sum_over_ranks
 from agentgym_trainers.megatron.microbatch import Microbatch
 from agentgym_trainers.megatron.optimizer import Optimizer
+from agentgym_trainers.megatron.pipeline import forward_backward, run_stage
+from agentgym_trainers.megatron.predictions import read_logits
 from agentgym_trainers.megatron.reference import Reference
 from agentgym_trainers.megatron.replay import ReplayController
 
@@ -55,33 +61,40 @@ def train_step(
     """
     started = time.perf_counter()
     tally = Tally(compares_rollout=settings.loss != "sft")
+    tally.count(microbatches)
+    asked = (
+        reference.logprobs(microbatches, temperature) if reference is not None else [None] * len(microbatches)
+    )
     fixed: list[TokenTerms] = []  # per microbatch: what the updates have in common
-    for update in range(settings.updates):
+
+    def loss_of(number: int, logits: Tensor) -> Tensor:
+        microbatch = microbatches[number]
+        logprobs, entropy = read_logits(logits, microbatch, temperature)
+        if len(fixed) == number:
+            fixed.append(_before(microbatch, logprobs.detach(), entropy.detach(), asked[number], algorithm))
+            tally.add_first(microbatch, logprobs, entropy)
+        terms = replace(fixed[number], logprobs=logprobs, entropy=entropy)
+        per_token, stats = token_loss(settings.loss, terms, algorithm)
+        loss = (microbatch.weights * per_token).sum()
+        tally.add(loss, stats)
+        return loss
+
+    for _ in range(settings.updates):
         optimizer.zero_grad()
-        for number, microbatch in enumerate(microbatches):
-            logprobs, entropy = forward(model, replay, microbatch, temperature)
-            if update == 0:
-                asked = None if reference is None else reference.logprobs(microbatch, temperature)
-                fixed.append(_before(microbatch, logprobs.detach(), entropy.detach(), asked, algorithm))
-                tally.add_first(microbatch, logprobs, entropy)
-            terms = replace(fixed[number], logprobs=logprobs, entropy=entropy)
-            per_token, stats = token_loss(settings.loss, terms, algorithm)
-            loss = (microbatch.weights * per_token).sum()
-            loss.backward()  # type: ignore[no-untyped-call]
-            replay.clear()
-            tally.add(loss, stats)
+        if microbatches:
+            forward_backward(model, replay, microbatches, loss_of)
+            sum_over_ranks(model)
         tally.grad_norms.append(optimizer.step(settings.learning_rate))
-    return tally.metrics(microbatches, settings, time.perf_counter() - started)
+    return tally.over_ranks().metrics(settings, time.perf_counter() - started)
 
 
 def forward(
     model: GPTModel, replay: ReplayController, microbatch: Microbatch, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-probability [N] of each trained token and the entropy [N] of its distribution."""
+    """Return what `read_logits` does, of a model without pipeline stages."""
     with replay.forward(microbatch.routes):
-        log_softmax = log_distributions(model, microbatch, temperature)  # (N, V)
-    entropy = -(log_softmax.exp() * log_softmax).sum(dim=-1)
-    return of_targets(log_softmax, microbatch), entropy
+        logits = run_stage(model, microbatch)
+    return read_logits(logits, microbatch, temperature)
 
 
 def _before(
@@ -97,7 +110,7 @@ def _before(
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over the microbatches of a step.
+    """Sums over the microbatches of a step, on this rank or over all.
 
     `loss`, `grad_norm`, `kl_rollout` (k3), `kl_rollout_k1` and the shares are means over all updates;
     `entropy` and `mismatch` are of the first one, when the weights are still those that the batch is dated
@@ -107,11 +120,20 @@ class Tally:
 
     compares_rollout: bool
     """False for supervised steps, whose tokens no policy server sampled."""
-    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    ratio_max: float = 0.0
+    sums: dict[str, float] = field(default_factory=partial(defaultdict, float))
+    counts: dict[str, int] = field(default_factory=partial(defaultdict, int))
+    highest: dict[str, float] = field(default_factory=partial(defaultdict, float))
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
+
+    def count(self, microbatches: Sequence[Microbatch]) -> None:
+        """Count the tokens of the microbatches, and which of them have routes."""
+        for microbatch in microbatches:
+            tokens = microbatch.tokens.numel() - microbatch.padding
+            self.sums["tokens"] += tokens
+            self.sums["tokens_trained"] += microbatch.targets.numel()
+            self.sums["route_coverage"] += microbatch.route_coverage * tokens
+            self.counts["route_coverage"] += tokens
 
     def add_first(self, microbatch: Microbatch, logprobs: Tensor, entropy: Tensor) -> None:
         """Count what is measured before the first update."""
@@ -120,36 +142,55 @@ class Tally:
             difference = (logprobs.detach() - microbatch.rollout).abs()
             self._mean("mismatch_all", difference)
             self._mean("mismatch", difference[microbatch.current])
-            if len(difference):
-                self.sums["mismatch_max"] = max(self.sums["mismatch_max"], difference.max().item())
+            self._highest("mismatch_max", difference)
 
     def add(self, loss: Tensor, stats: Stats) -> None:
         """Count one microbatch of one update."""
         self.losses.append(loss.item())
         for name, per_token in stats.items():
             self._mean(name, per_token)
-        if "ratio" in stats and len(stats["ratio"]):
-            self.ratio_max = max(self.ratio_max, stats["ratio"].max().item())
+        if "ratio" in stats:
+            self._highest("ratio_max", stats["ratio"])
 
-    def metrics(self, microbatches: Sequence[Microbatch], settings: StepSettings, seconds: float) -> Metrics:
+    def over_ranks(self) -> "Tally":
+        """Return the sums over all ranks; each microbatch counts once, where its loss was computed."""
+        counts_here = (
+            parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
+        )
+        everyone: list[Tally | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, self if counts_here else None)
+        whole = Tally(self.compares_rollout, grad_norms=self.grad_norms)
+        for part in filter(None, everyone):
+            for name, value in part.sums.items():
+                whole.sums[name] += value
+            for name, number in part.counts.items():
+                whole.counts[name] += number
+            for name, value in part.highest.items():
+                whole.highest[name] = max(whole.highest[name], value)
+            whole.losses += part.losses
+        return whole
+
+    def metrics(self, settings: StepSettings, seconds: float) -> Metrics:
         """Return the numbers of the step."""
-        tokens = sum(microbatch.tokens.numel() for microbatch in microbatches)
-        metrics = {
-            name: total / self.counts[name] if name in self.counts else total
+        means = {
+            name: total / max(self.counts[name], 1) if name in self.counts else total
             for name, total in self.sums.items()
         }
-        if "ratio" in metrics:
-            metrics["ratio_max"] = self.ratio_max
-        covered = sum(microbatch.route_coverage * microbatch.tokens.numel() for microbatch in microbatches)
-        return metrics | {
+        return {
+            "tokens": 0.0,
+            "tokens_trained": 0.0,
+            "route_coverage": 0.0,
+            **means,
+            **self.highest,
             "loss": sum(self.losses) / settings.updates,
             "grad_norm": sum(self.grad_norms) / settings.updates,
             "learning_rate": settings.learning_rate,
-            "route_coverage": covered / max(tokens, 1),
-            "tokens": float(tokens),
-            "tokens_trained": float(sum(microbatch.targets.numel() for microbatch in microbatches)),
             "seconds": seconds,
         }
+
+    def _highest(self, name: str, per_token: Tensor) -> None:
+        if len(per_token):
+            self.highest[name] = max(self.highest[name], per_token.max().item())
 
     def _mean(self, name: str, per_token: Tensor) -> None:
         if len(per_token):

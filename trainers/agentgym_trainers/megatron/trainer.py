@@ -8,13 +8,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentgym.batch import check_sums, split
+from agentgym.batch import check_sums, share_of, split
 from agentgym.config import Config
 from agentgym.errors import IntegrityError, ModelError
 from agentgym.protocol import BatchHeader, StepDone
 from agentgym.weights import weights_file
 from agentgym_trainers.megatron import checkpoint, parallel
-from agentgym_trainers.megatron.convert import iter_hf, load_hf, read_safetensors
+from agentgym_trainers.megatron.convert import load_hf, read_safetensors
+from agentgym_trainers.megatron.export import iter_hf, stream_hf
 from agentgym_trainers.megatron.microbatch import build_microbatch
 from agentgym_trainers.megatron.model import build_model, read_config
 from agentgym_trainers.megatron.optimizer import Optimizer
@@ -28,7 +29,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Trainer:
     """Trains one model. The version of its weights is the number of steps that made them.
 
-    `parallel.initialize` must have been called.
+    On several ranks each has a part of it, all are given every batch, and all do the same at the same time; what is
+    written, rank 0 writes. It lives inside of `parallel.process_groups`.
     """
 
     def __init__(
@@ -54,14 +56,14 @@ class Trainer:
         folder = self._model_folder if resume is None else resume / checkpoint.MODEL
         self._device = parallel.device()
         self._dtype = DTYPES[config.trainer.dtype]
-        self.model = build_model(read_config(folder), self._dtype, self._device)
+        self.model = build_model(read_config(folder), self._dtype, self._device, config.trainer)
         load_hf(self.model, read_safetensors(folder))
         self.replay = ReplayController(self.model)
         self.optimizer = Optimizer(self.model, config.trainer)
         self._reference: Reference | None = None
         if resume is not None:
-            self.step = checkpoint.read_step(resume)
-            self.optimizer.load(checkpoint.read_optimizer(resume))
+            self.step, updates = checkpoint.read_progress(resume)
+            self.optimizer.load(updates, checkpoint.read_optimizer(resume))
             checkpoint.restore_rng(resume)
 
     def train(self, header: BatchHeader, arrays: Mapping[str, NDArray[Any]]) -> StepDone:
@@ -82,7 +84,7 @@ class Trainer:
     def publish(self) -> Path:
         """Write the weights of this version into the exchange folder and return the file."""
         path = weights_file(self._exchange, self.step)
-        checkpoint.write_weights(path, self.weights())
+        checkpoint.write_weights(path, stream_hf(self.model))
         return path
 
     def save(self, coordinator: Mapping[str, Any]) -> Path:
@@ -90,15 +92,16 @@ class Trainer:
         return checkpoint.save_checkpoint(
             self._checkpoints,
             self.step,
-            weights=self.weights(),
-            optimizer=self.optimizer.tensors(),
+            weights=stream_hf(self.model),
+            optimizer=self.optimizer.stream(),
+            updates=self.optimizer.steps,
             coordinator=coordinator,
             model_folder=self._model_folder,
             keep=self._config.trainer.keep_checkpoints,
         )
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights with Hugging Face names."""
+        """Return the weights with Hugging Face names on rank 0."""
         return dict(iter_hf(self.model))
 
     def _update(self, header: BatchHeader, arrays: Mapping[str, NDArray[Any]]) -> Metrics:
@@ -115,14 +118,17 @@ class Trainer:
                 f"the microbatches of step {header.step} name {named}, not each of {len(samples)} samples"
             )
         supervised = header.loss == "sft"
+        settings = self._config.trainer
         microbatches = [
             build_microbatch(
                 [samples[index] for index in indices],
                 self.step,
-                self.replay if self._config.trainer.router_replay else None,
+                self.replay if settings.router_replay else None,
                 self._device,
+                max_age=settings.replay_max_age,
+                multiple=settings.tp,
             )
-            for indices in header.microbatches
+            for indices in share_of(parallel.data_rank(), settings.dp, header.microbatches)
         ]
         return train_step(
             self.model,
@@ -148,13 +154,13 @@ class Trainer:
             return None
         if self._reference is None:
             warmup = self._config.warmup.steps
-            folder = self._checkpoints / checkpoint.REFERENCE if warmup else self._config.model
+            folder = self._checkpoints / checkpoint.REFERENCE if warmup else self._model_folder
             if warmup and self.step == warmup:
-                checkpoint.save_reference(self._checkpoints, self.weights(), self._config.model)
+                checkpoint.save_reference(self._checkpoints, stream_hf(self.model), self._model_folder)
             elif not folder.exists():
                 raise ModelError(
                     f"{folder} is missing: this run began without algorithm.kl_reference_coefficient; set it to 0, or "
                     f"go on from a checkpoint of step {warmup}"
                 )
-            self._reference = Reference(folder, self._dtype, self._device)
+            self._reference = Reference(folder, self._dtype, self._device, self._config.trainer)
         return self._reference

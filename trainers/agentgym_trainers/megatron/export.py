@@ -1,0 +1,132 @@
+"""The weights of all ranks, one whole tensor after the other on rank 0, and safetensors files written as they come.
+
+No rank ever holds more than its own part of the model and the tensor that is on its way.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core.models.gpt import GPTModel
+from torch import Tensor
+
+from agentgym_trainers.megatron.convert import Entry, entries
+from agentgym_trainers.megatron.parallel import device
+
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+"""As safetensors call them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Named tensors of one dtype that come one by one: on rank 0 all of them, elsewhere none.
+
+    All ranks must run through `tensors` at the same time.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    dtype: torch.dtype
+    tensors: Iterator[tuple[str, Tensor]]
+
+
+def iter_hf(model: GPTModel, values: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Yield (Hugging Face name, whole tensor) on rank 0, contiguous and without gradient; all ranks must iterate.
+
+    `values` are this rank's tensors by parameter, of the parameters' shapes; by default the parameters.
+    """
+    return stream_hf(model, values).tensors
+
+
+def stream_hf(model: GPTModel, values: Mapping[str, Tensor] | None = None) -> Stream:
+    """Return what `iter_hf` yields with the shapes of all of it; all ranks must call it."""
+    if values is None:
+        values = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    mine: dict[str, tuple[int, ...]] = {}
+    for entry in entries(model):
+        if entry.here and not entry.copy:
+            mine |= _whole_shapes(entry, values[entry.parameter])
+    everyone: list[dict[str, tuple[int, ...]]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    shapes, owners = {}, {}
+    for entry in entries(model):
+        for name in () if entry.copy else entry.sources:
+            owners[name] = next(rank for rank, names in enumerate(everyone) if name in names)
+            shapes[name] = everyone[owners[name]][name]
+    dtype = next(iter(values.values())).dtype
+    return Stream(shapes, dtype, _tensors(model, values, shapes, owners))
+
+
+def prefixed(streams: Mapping[str, Stream]) -> Stream:
+    """Return streams of one dtype as one, in which names begin with the stream's own and a dot."""
+    return Stream(
+        {f"{key}.{name}": shape for key, stream in streams.items() for name, shape in stream.shapes.items()},
+        next(iter(streams.values())).dtype,
+        ((f"{key}.{name}", tensor) for key, stream in streams.items() for name, tensor in stream.tensors),
+    )
+
+
+def write_safetensors(path: Path, stream: Stream) -> None:
+    """Write the file on rank 0, readable by this user only; the other ranks give their parts."""
+    if dist.get_rank() != 0:
+        for _ in stream.tensors:
+            pass
+        return
+    size = torch.empty(0, dtype=stream.dtype).element_size()
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in stream.shapes.items():
+        start, end = end, end + size * torch.Size(shape).numel()
+        header[name] = {"dtype": DTYPES[stream.dtype], "shape": shape, "data_offsets": [start, end]}
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with path.open("wb") as file:
+        path.chmod(0o600)
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for (name, tensor), expected in zip(stream.tensors, stream.shapes, strict=True):
+            assert name == expected, f"{name} came in place of {expected}"
+            file.write(tensor.cpu().view(torch.uint8).numpy().data)
+
+
+def _whole_shapes(entry: Entry, value: Tensor) -> dict[str, tuple[int, ...]]:
+    shapes = {}
+    for name, piece in zip(entry.sources, entry.split(torch.empty(value.shape, device="meta")), strict=True):
+        shape = list(piece.shape)
+        if entry.axis is not None:
+            shape[entry.axis] *= entry.group.size()
+        shapes[name] = tuple(shape)
+    return shapes
+
+
+def _tensors(
+    model: GPTModel,
+    values: Mapping[str, Tensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    owners: Mapping[str, int],
+) -> Iterator[tuple[str, Tensor]]:
+    rank = dist.get_rank()
+    for entry in entries(model):
+        if entry.copy:
+            continue
+        owner = owners[entry.sources[0]]  # the first of the ranks among which the tensor is divided
+        gathers = entry.here and owner in dist.get_process_group_ranks(entry.group)
+        pieces = entry.split(values[entry.parameter]) if gathers else ()
+        for number, name in enumerate(entry.sources):
+            whole = _whole(entry, pieces[number].contiguous()) if gathers else None
+            if owner != 0 and rank == 0:
+                whole = torch.empty(shapes[name], dtype=next(iter(values.values())).dtype, device=device())
+                dist.recv(whole, owner)
+            elif owner == rank != 0 and whole is not None:
+                dist.send(whole, 0)
+            if rank == 0 and whole is not None:
+                yield name, whole
+
+
+def _whole(entry: Entry, piece: Tensor) -> Tensor:
+    if entry.axis is None or entry.group.size() == 1:
+        return piece
+    pieces = [torch.empty_like(piece) for _ in range(entry.group.size())]
+    dist.all_gather(pieces, piece, group=entry.group)
+    return torch.cat(pieces, entry.axis)
