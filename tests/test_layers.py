@@ -20,7 +20,7 @@ PACKAGES = {
 LAYERS = [
     # what everything may use
     "busy errors lifeline log memory messages protocol section weights",
-    "algorithm_config policy_config simulation_config",
+    "algorithm_config policy_config trainer_config simulation_config",
     # records, settings, what crosses a socket
     "config episode keys model registry spaces",
     "wire",
@@ -93,7 +93,8 @@ ALLOWED = {
     ),
     ("agentgym_envs", "agentgym_trainers"): "",
     ("agentgym_trainers", "agentgym"): (
-        "algorithm_config batch busy config config_file episode errors keys lifeline log model protocol weights wire"
+        "algorithm_config batch busy config config_file episode errors keys lifeline log model protocol "
+        "trainer_config weights wire"
     ),
     ("agentgym_trainers", "agentgym_envs"): "",
 }

@@ -20,12 +20,12 @@ from agentgym.advantages.returns import Floats, Joint
 from agentgym.advantages.shaping import overlong
 from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.batch import Sample, concatenate, pack_microbatches, sums
-from agentgym.config import TrainerConfig
 from agentgym.coordinator.groups import Group
 from agentgym.coordinator.schedule import Step
 from agentgym.episode import Episode, Trajectory
 from agentgym.messages import AgentId
 from agentgym.protocol import BatchHeader
+from agentgym.trainer_config import TrainerConfig
 
 ROUNDING = 1e-9
 """Advantages closer to 0 are no preference."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentgym.config import Config, TrainerConfig
+from agentgym.config import Config
+from agentgym.trainer_config import TrainerConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from torch.profiler import profile
 
 from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.batch import Sample
-from agentgym.config import TrainerConfig
 from agentgym.tiny_model import init_model
+from agentgym.trainer_config import TrainerConfig
 
 TOKENS, SHORTEST, LONGEST, STEPS = 8192, 30, 90, 6
 

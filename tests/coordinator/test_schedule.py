@@ -4,8 +4,8 @@ from zlib import crc32
 import pytest
 from builders import config_of
 
-from agentgym.config import TrainerConfig
 from agentgym.coordinator.schedule import Schedule, learning_rate, sampling_seed, task_seed, warmup_rate
+from agentgym.trainer_config import TrainerConfig
 
 
 def rates_of(steps: int, **settings: object) -> list[float]:

@@ -7,9 +7,10 @@ from builders import config_of
 from full_disk import files_end_at
 from pydantic import ValidationError
 
-from agentgym.config import Config, TrainerConfig
+from agentgym.config import Config
 from agentgym.config_file import all_keys, load_config, save_config
 from agentgym.errors import ConfigError
+from agentgym.trainer_config import TrainerConfig
 
 CONFIGS = sorted((Path(__file__).parents[2] / "scripts/configs").glob("*.toml"))
 SMALLEST = """

@@ -6,9 +6,9 @@ import pytest
 import torch
 from trainer_builders import ARCHITECTURES, CPU, Reference, read_hf_model, samples_of, write_hf_model
 
-from agentgym.config import TrainerConfig
 from agentgym.errors import ModelError
 from agentgym.tiny_model import init_model
+from agentgym.trainer_config import TrainerConfig
 from agentgym_trainers.megatron.convert import load_hf, read_safetensors
 from agentgym_trainers.megatron.microbatch import build_microbatch
 from agentgym_trainers.megatron.model import build_model, check_supported, read_config, transformer_config

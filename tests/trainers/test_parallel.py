@@ -5,8 +5,8 @@ import pytest
 import torch
 from trainer_builders import CPU
 
-from agentgym.config import TrainerConfig
 from agentgym.errors import ConfigError, ModelError
+from agentgym.trainer_config import TrainerConfig
 from agentgym_trainers.megatron import parallel
 from agentgym_trainers.megatron.cpu import REPLACED, without_cuda
 from agentgym_trainers.megatron.model import build_model, read_config

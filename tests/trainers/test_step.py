@@ -7,8 +7,8 @@ import torch
 from trainer_builders import CPU, LAYERS, Reference, relative_difference, samples_of
 
 from agentgym.algorithm_config import AlgorithmConfig
-from agentgym.config import TrainerConfig
 from agentgym.errors import RunError
+from agentgym.trainer_config import TrainerConfig
 from agentgym_trainers.megatron.convert import load_hf, read_safetensors
 from agentgym_trainers.megatron.export import iter_hf
 from agentgym_trainers.megatron.microbatch import build_microbatch

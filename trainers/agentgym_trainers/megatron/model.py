@@ -14,8 +14,8 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 
-from agentgym.config import TrainerConfig
 from agentgym.errors import ModelError
+from agentgym.trainer_config import TrainerConfig
 from agentgym_trainers.megatron.spec import Rope, layer_spec
 
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

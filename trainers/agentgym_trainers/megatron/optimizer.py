@@ -10,8 +10,8 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
-from agentgym.config import TrainerConfig
 from agentgym.errors import ModelError, RunError
+from agentgym.trainer_config import TrainerConfig
 from agentgym_trainers.megatron import gradients
 from agentgym_trainers.megatron.convert import fill
 from agentgym_trainers.megatron.export import Stream, prefixed, stream_hf

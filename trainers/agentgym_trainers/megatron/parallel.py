@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
-from agentgym.config import TrainerConfig
 from agentgym.errors import ConfigError
+from agentgym.trainer_config import TrainerConfig
 from agentgym_trainers.megatron import launch
 from agentgym_trainers.megatron.cpu import without_cuda
 

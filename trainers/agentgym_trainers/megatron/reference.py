@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from agentgym.config import TrainerConfig
+from agentgym.trainer_config import TrainerConfig
 from agentgym_trainers.megatron.convert import load_hf, read_safetensors
 from agentgym_trainers.megatron.microbatch import Microbatch
 from agentgym_trainers.megatron.model import build_model, read_config
