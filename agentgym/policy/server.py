@@ -141,6 +141,7 @@ async def serve(
         if link is not None:
             link.tell(Error(text=str(error), fatal=True))
             link.close()
+        context.destroy()  # after what was sent has left
         raise
     server = PolicyServer(engine, bind, keys)
     logger.info("%s serves %s at %s", name, model, server.address)

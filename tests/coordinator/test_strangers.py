@@ -15,7 +15,7 @@ from wire_peers import FakeWorker, play_well
 
 from agentgym.episode import Episode
 from agentgym.episode_codec import encode_episode
-from agentgym.protocol import Ack, EpisodeDone, Hello, Lease, Ready
+from agentgym.protocol import Ack, EpisodeDone, Error, Hello, Lease, Ready, Welcome
 from agentgym.wire import MAX_FRAME_BYTES, MAX_HEADER_BYTES, PROTOCOL_VERSION, pack
 
 Act = Callable[[Cast, str], Awaitable[None]]
@@ -104,6 +104,31 @@ def test_replayed_messages_change_nothing_and_are_counted(tmp_path: Path) -> Non
             assert numbers["system/wire/repeated"] == 1
             assert numbers["system/leases/late"] == 2
             assert numbers["system/wire/dropped"] == 1
+
+    within(30, scene())
+
+
+def test_nobody_takes_the_name_of_a_process_of_the_run(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with play(small_run(), tmp_path) as cast:
+            sleeps = ["timeit", "-n1", "-r1", "import time; time.sleep(60)"]
+            cast.run.supervisor.start("trainer", "trainer", lambda: sleeps, {})
+            try:
+                impostor = cast.peer()
+                impostor.send(Hello(role="trainer", name="trainer", protocol=PROTOCOL_VERSION, pid=1))
+                answer = await impostor.next(Error)
+                assert answer.fatal
+                assert answer.text == "another process of this run is called trainer; choose another --name"
+                trainer = cast.peer()
+                pid = cast.run.supervisor.children["trainer"].pid
+                trainer.send(
+                    Hello(
+                        role="trainer", name="trainer", policy="learner", protocol=PROTOCOL_VERSION, pid=pid
+                    )
+                )
+                await trainer.next(Welcome)
+            finally:
+                cast.run.supervisor.stop(0.0)
 
     within(30, scene())
 
