@@ -130,11 +130,15 @@ class Dispatcher:
             if not self._open_group(step):
                 return
 
+    @property
+    def may_issue(self) -> bool:
+        """Whether an episode waits, and fewer are in play than the servers can use."""
+        room = self.leases.playing < self.concurrency.limit or self.leases.taught
+        return self.leases.waiting > 0 and room
+
     def issue(self, worker: bytes, now: float) -> Lease | None:
-        """Lease the next episode to a worker; None if none waits, or as many are in play as the servers can use."""
-        if self.leases.playing >= self.concurrency.limit and not self.leases.taught:
-            return None
-        return self.leases.issue(worker, now)
+        """Lease the next episode to a worker; None if there `may_issue` none."""
+        return self.leases.issue(worker, now) if self.may_issue else None
 
     def adapt(self, servers: Collection[ServerPeer]) -> None:
         """Let more or fewer episodes be in play, by what the policy servers say of themselves."""

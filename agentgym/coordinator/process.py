@@ -312,10 +312,9 @@ class Coordinator:
             self._progress = now
 
     def _issue(self, now: float) -> None:
-        while self._dispatcher.leases.waiting and (worker := self._peers.freest_worker()) is not None:
+        while self._dispatcher.may_issue and (worker := self._peers.freest_worker()) is not None:
             lease = self._dispatcher.issue(worker.identity, now)
-            if lease is None:  # as many are in play as the servers can use
-                return
+            assert lease is not None
             worker.credits -= 1
             self._channel.send(lease, to=worker.identity)
 

@@ -18,7 +18,7 @@ from agentgym.simulation.processes import PROCESSES
 from agentgym.simulation.site import Site
 
 GOODBYE_SECONDS = 1.0
-WATCH_SECONDS = 1.0
+WATCH_SECONDS = 2.0
 """More often is dear where thousands of processes are watched."""
 
 
