@@ -32,6 +32,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from agentgym.busy import forget_startup
 from agentgym.config import ServerConfig
 from agentgym.errors import ModelError, PolicyError
+from agentgym.lifeline import die_with_parent
 from agentgym.model import ModelInfo, check_context, check_model, model_shapes, weight_files
 from agentgym.policy.client import Sampling
 from agentgym.policy.vllm_plugin import SERVER_PID_VARIABLE
@@ -88,7 +89,13 @@ class Engine:
         info = check_model(model)
         check_context(model, info, config.max_model_len)
         os.environ[SERVER_PID_VARIABLE] = str(os.getpid())
-        llm = AsyncLLM.from_engine_args(_engine_args(model, config, info))
+        settings = _engine_args(model, config, info).create_engine_config()
+        if current_platform.is_cpu():
+            # vLLM asks for a new interpreter, which would spend half the start on importing everything again.
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        # A new interpreter is told by the plugin to end with this process, a fork here.
+        os.register_at_fork(after_in_child=lambda: die_with_parent(os.getppid()))
+        llm = AsyncLLM.from_vllm_config(settings, disable_log_stats=True)
         await llm.collective_rpc("agentgym_attach")
         forget_startup()
         return cls(llm, info, config, model_shapes(model))
