@@ -40,7 +40,7 @@ from agentgym.tiny_model import init_model
 from agentgym_envs.calculator.policies import call
 from agentgym_envs.tictactoe.prompts import CHOICES
 from agentgym_envs.tictactoe.rules import free_cells
-from agentgym_trainers.losses import kl_to_rollout
+from agentgym_trainers.losses.kl import kl_to_rollout
 from agentgym_trainers.megatron.trainer import Trainer
 
 
