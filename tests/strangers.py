@@ -14,12 +14,18 @@ from agentgym.wire import open_context, open_socket
 
 GREETING = b"\xff" + b"\0" * 8 + b"\x7f\x03\0" + b"NULL".ljust(20, b"\0") + b"\0" * 32
 """Of ZMTP 3.0, without a mechanism."""
-_READY = b"\x05READY" + b"".join(
-    bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value
-    for name, value in ((b"Socket-Type", b"DEALER"), (b"Identity", b""))
-)
-READY = b"\x04" + bytes([len(_READY)]) + _READY
-"""The second half of a handshake."""
+
+
+def ready(identity: bytes = b"") -> bytes:
+    """Return the second half of a handshake, of a DEALER that may call itself something."""
+    body = b"\x05READY" + b"".join(
+        bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value
+        for name, value in ((b"Socket-Type", b"DEALER"), (b"Identity", identity))
+    )
+    return b"\x04" + bytes([len(body)]) + body
+
+
+READY = ready()
 
 
 def frame(data: bytes, *, more: bool = False, claims: int | None = None) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from builders import within
-from strangers import GREETING, READY, KeyRing, Stranger, dealer, frame
+from strangers import GREETING, READY, KeyRing, Stranger, dealer, frame, ready
 
 from agentgym.door import Door
 from agentgym.errors import ConfigError, WireError
@@ -106,6 +106,27 @@ def test_a_client_is_added_and_shut_out_while_the_door_is_open(tmp_path: Path) -
             listed.write_bytes(key)
             with dealer(made.address, ring.client):
                 await made.counted(accepted=2, key_refused=1, disconnected=1, connected=1)
+
+    within(20, scene())
+
+
+def test_nobody_takes_over_the_identity_of_another(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with hall() as made:
+            with dealer(made.address) as first:
+                first.send_multipart(pack(Ack(lease_id=1)))
+                victim = (await made.packet()).sender
+                stranger = Stranger(made.address)
+                await stranger.say(GREETING + ready(victim))
+                await made.counted(accepted=2, connected=2)
+                await stranger.say(
+                    frame(b"ack", more=True) + frame(b"", more=True) + frame(b"\x81\xa8lease_id\x07")
+                )
+                made.door.send(Ack(lease_id=2), to=victim)
+                assert await asyncio.to_thread(first.poll, 5000), "it is still the one that is answered"
+                first.send_multipart(pack(Ack(lease_id=3)))
+                assert (await made.packet()).header == Ack(lease_id=3), "the other was not heard"
+                stranger.close()
 
     within(20, scene())
 
