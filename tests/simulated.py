@@ -1,5 +1,6 @@
 """Whole runs in virtual time, and what must hold in each of them."""
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,48 @@ def cluster_of(**sections: Any) -> Config:
     tables = {name: value for name, value in sections.items() if name in CLUSTER}
     merged = {name: {**CLUSTER[name], **tables.get(name, {})} for name in CLUSTER}
     return config_of(**{**sections, **merged})
+
+
+def any_cluster(seed: int) -> Config:
+    """A small cluster whose sizes, speeds, delays, deadlines and deaths are drawn; two agents play."""
+    rng = random.Random(seed)
+    pick = rng.choice
+    policies: dict[str, Any] = {"red": {"model": "a"}}
+    rest: dict[str, Any] = {"policy_mapping": {"b": "red"}}
+    match pick(["alone", "pool", "duel"]):
+        case "pool":
+            policies["past"] = {"pool": "red", "every": pick([1, 3]), "sample": pick(["uniform", "win_rate"])}
+            rest = {"policy_mapping": {"b": pick(["past", {"past": 0.5, "red": 0.5}])}}
+        case "duel":
+            policies["blue"] = {"model": "b"}
+            rest = {"policies_to_train": ["red", "blue"], "policy_mapping": {"a": "red", "b": "blue"}}
+    return cluster_of(
+        policies=policies,
+        policies_to_train=rest.pop("policies_to_train", ["red"]),
+        run={"seed": seed, "steps": pick([5, 15])},
+        rollout={
+            "tasks_per_step": pick([1, 3, 8]),
+            "group_size": pick([2, 5]),
+            "max_staleness": pick([0, 1, 3]),
+            "max_playing": pick([None, 1, 10]),
+            "group_timeout": pick([5.0, 60.0, 1e6]),
+        },
+        env={"episode_timeout": pick([30.0, 3600.0]), "max_turns": pick([None, 3])},
+        workers={"count": pick([1, 12]), "slots": pick([1, 4, 50])},
+        server={"count": pick([1, 3]), "max_num_seqs": pick([1, 8, 256])},
+        trainer={"checkpoint_every": pick([1, 3])},
+        warmup={"steps": pick([0, 2]), "episodes": 5},
+        coordinator={"max_retries": pick([3, 20]), "heartbeat_timeout": pick([5.0, 20.0])},
+        simulation={
+            "worker_crashes": pick([0.0, 30.0, 100.0]),
+            "server_crashes": pick([0.0, 60.0]),
+            "trainer_crashes": pick([0.0, 30.0]),
+            "failed_plays": pick([0.0, 0.05]),
+            "hangs": pick([0.0, 0.5]),
+            "latency": pick([0.0, "lognormal(0.1, 1)"]),
+        },
+        **rest,
+    )
 
 
 @dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated import Simulated, broken, cluster_of, simulated
+from simulated import Simulated, any_cluster, broken, cluster_of, simulated
 
 from agentgym.coordinator.process import Coordinator
 from agentgym.coordinator.schedule import Schedule, Step
@@ -150,6 +150,13 @@ def test_no_more_episodes_are_in_play_than_the_servers_can_use(tmp_path: Path) -
         assert after.playing - before.playing <= 6 * (after.time - before.time) + 1e-6
     assert marks[-1].playing > 5 * (marks[-1].time - marks[0].time)
     assert broken(run, max_staleness=1) == set()
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_any_cluster_keeps_its_promises(tmp_path: Path, seed: int) -> None:
+    config = any_cluster(seed)
+    run = simulated(config, tmp_path, agents=["a", "b"])
+    assert broken(run, max_staleness=config.rollout.max_staleness) == set()
 
 
 class Generous(Schedule):
