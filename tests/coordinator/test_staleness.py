@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from agentgym.coordinator.assemble import Assembled
 from agentgym.coordinator.dispatcher import Dispatcher
+from agentgym.coordinator.peers import TrainerPeer
 from agentgym.coordinator.schedule import Step
 from agentgym.coordinator.training import Training
 from agentgym.protocol import Lease, StepDone
@@ -109,16 +110,16 @@ class Run(RuleBasedStateMachine):
     @precondition(lambda self: self.training.number is None)
     @rule()
     def train(self) -> None:
-        self.training.asked(self.training.done + 1)
-        self.training.feed(b"trainer")
+        self.training.asked("learner", self.training.done + 1)
+        self.training.feed({"learner": TrainerPeer("trainer", "learner", b"trainer")})
         self.top_up()
 
     def say(self, text: str) -> None:
         assert "were too old" in text
 
-    def batch_sent(self, step: Step, assembled: Assembled, ratings: Mapping[str, float]) -> None:
+    def batch_sent(self, step: Step, parts: Mapping[str, Assembled], ratings: Mapping[str, float]) -> None:
         """Look at what the trainer is given."""
-        version = step.number - 1
+        version, assembled = step.number - 1, parts["learner"]
         assert assembled.samples
         assert len(assembled.ages) == sum(int(sample.loss_mask.sum()) for sample in assembled.samples)
         assert 0 <= assembled.ages.min() <= assembled.ages.max() <= self.bound
@@ -129,7 +130,8 @@ class Run(RuleBasedStateMachine):
     @precondition(lambda self: self.training.number is not None)
     @rule()
     def finish_step(self) -> None:
-        self.training.finished(StepDone(step=self.training.number, metrics={}, weights="weights"))
+        done = StepDone(step=self.training.number, metrics={}, weights="weights")
+        self.training.finished("learner", done)
 
     @rule(server=st.integers(0, 1))
     def load(self, server: int) -> None:
@@ -205,9 +207,9 @@ class InOrder(Run):
         for lease_id in sorted(self.plays)[:count]:
             self.finish_play(lease_id)
 
-    def batch_sent(self, step: Step, assembled: Assembled, ratings: Mapping[str, float]) -> None:
-        super().batch_sent(step, assembled, ratings)
-        assert assembled.metrics["stale_share"] == 0.0
+    def batch_sent(self, step: Step, parts: Mapping[str, Assembled], ratings: Mapping[str, float]) -> None:
+        super().batch_sent(step, parts, ratings)
+        assert parts["learner"].metrics["stale_share"] == 0.0
 
 
 Wild.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
