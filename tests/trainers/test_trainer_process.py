@@ -87,10 +87,17 @@ def coordinator_with_trainer(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    model = write_hf_model(tmp_path / "model", "Qwen3Moe")
-    config = config_of(model, coordinator={"heartbeat_interval": 0.2}, trainer={"keep_checkpoints": 1})
-    save_config(config, tmp_path / "config.json")
-    return tmp_path
+    return folder_of(tmp_path)
+
+
+def folder_of(path: Path, **trainer: Any) -> Path:
+    """A run's folder, with its model and its settings."""
+    model = write_hf_model(path / "model", "Qwen3Moe")
+    config = config_of(
+        model, coordinator={"heartbeat_interval": 0.2}, trainer={"keep_checkpoints": 1, **trainer}
+    )
+    save_config(config, path / "config.json")
+    return path
 
 
 def test_a_run_learns_publishes_checkpoints_drains_and_resumes(folder: Path):
@@ -166,3 +173,34 @@ def test_the_trainer_ends_when_its_parent_is_killed(folder: Path):
     finally:
         parent.kill()
         coordinator.close()
+
+
+def test_a_trainer_of_two_ranks_learns_drains_and_goes_on_as_one_rank(tmp_path: Path):
+    samples = samples_of((12, 9, 15))
+    folder = folder_of(tmp_path, nproc=2, ep=2)
+    with coordinator_with_trainer(folder) as (coordinator, process):
+        hello = coordinator.receive().expect(Hello)
+        assert hello.pid == process.pid  # the process that was started, although rank 0 is another one
+        for step in (1, 2):
+            assert coordinator.receive().expect(BatchRequest).step == step
+            coordinator.send(*batch_of(samples, step=step, publish=True, checkpoint=True))
+            done = coordinator.receive().expect(StepDone)
+        assert done.metrics["tokens"] == sum(len(sample.tokens) for sample in samples)
+        coordinator.receive().expect(BatchRequest)
+        coordinator.send(Drain())
+        assert process.wait(DEADLINE) == 0
+    published = Path(done.weights).read_bytes()
+    Path(done.weights).unlink()
+    folder_of(tmp_path)  # with the settings of one rank
+    with coordinator_with_trainer(folder, "--resume", done.checkpoint) as (coordinator, _):
+        hello = coordinator.receive().expect(Hello)
+        assert hello.version == 2
+        assert Path(hello.weights).read_bytes() == published
+
+
+def test_when_one_rank_is_killed_the_trainer_ends(tmp_path: Path):
+    with coordinator_with_trainer(folder_of(tmp_path, nproc=2)) as (coordinator, process):
+        coordinator.receive().expect(Hello)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[-1]), signal.SIGKILL)
+        assert process.wait(DEADLINE) == 1
