@@ -119,7 +119,7 @@ class Channel:
 
     def share(self, frames: Sequence[bytes] | None) -> list[bytes]:
         """Return on every rank the frames that rank 0 gives; the others give None and wait."""
-        sizes = torch.tensor([len(frame) for frame in frames or ()])
+        sizes = torch.tensor([len(frame) for frame in frames or ()], dtype=torch.int64)
         sizes = self._from_first(sizes, self._from_first(torch.tensor([len(sizes)]), 1).item())
         joined = torch.frombuffer(bytearray(b"".join(frames or ())) or bytearray(1), dtype=torch.uint8)
         joined = self._from_first(joined, max(int(sizes.sum()), 1))
