@@ -39,7 +39,6 @@ LAYOUTS = {
     "tp2 pp2": {"nproc": 4, "tp": 2, "pp": 2},
     "pp2 ep2": {"nproc": 4, "pp": 2, "ep": 2},
     "dp2 tp2": {"nproc": 4, "tp": 2},
-    "tp2 ep2 dp2": {"nproc": 4, "tp": 2, "ep": 2},
 }
 """By name; with " recompute" behind it, activations are computed again."""
 ALGORITHM = AlgorithmConfig(tv_threshold=0.05, kl_coefficient=0.01, entropy_coefficient=0.01)

@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parents[1] / "layouts.py"
 PRECISION = 1e-5
 PAIRS = ["dp2", "tp2", "ep2", "pp2", "tp2 ep2"]
 TWO = [*PAIRS, *(f"{name} recompute" for name in PAIRS)]
-FOUR = ["tp2 pp2", "pp2 ep2", "dp2 tp2", "tp2 ep2 dp2"]
+FOUR = ["tp2 pp2", "pp2 ep2", "dp2 tp2"]
 
 
 @dataclass

@@ -47,3 +47,10 @@ def test_ranks_that_cannot_divide_the_model_are_refused(
 def test_experts_of_a_dense_model_are_not_to_be_divided(hf_model: Callable[..., Path]):
     with pytest.raises(ModelError, match="number of experts"):
         build_model(read_config(hf_model("Qwen3")), torch.float32, CPU, TrainerConfig(nproc=2, ep=2))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="GPUs can")
+def test_what_gloo_cannot_gather_is_refused():
+    config = TrainerConfig(nproc=4, tp=2, ep=2)
+    with pytest.raises(ConfigError, match=r"set trainer\.etp = 1"), parallel.layout(config, 60.0):
+        pass

@@ -95,7 +95,16 @@ def connected(nproc: int, timeout: float) -> Iterator[None]:
 
 @contextmanager
 def layout(config: TrainerConfig, timeout: float) -> Iterator[None]:
-    """Divide the connected ranks into megatron-core's groups."""
+    """Divide the connected ranks into megatron-core's groups.
+
+    Raises:
+        ConfigError: gloo, which connects CPUs, cannot do what the layout needs.
+    """
+    if not torch.cuda.is_available() and config.ep > 1 and config.expert_tp > 1:
+        raise ConfigError(
+            f"ep = {config.ep} with etp = {config.expert_tp} gathers different numbers of tokens per rank, which only "
+            "GPUs can (gloo cannot); set trainer.etp = 1"
+        )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.tp,
         pipeline_model_parallel_size=config.pp,
