@@ -68,3 +68,10 @@ def test_every_source_file_is_in_the_tree() -> None:
 
 def test_the_table_of_a_run_fits_a_terminal() -> None:
     assert sum(width + 1 for _, width in COLUMNS) <= 100
+
+
+def test_every_benchmark_is_in_the_table() -> None:
+    rows = re.findall(r"^\| `(scripts/bench/\w+\.py)` \| [^|]+ \|$", README, re.MULTILINE)
+    assert sorted(rows) == sorted(
+        f"scripts/bench/{path.name}" for path in (ROOT / "scripts/bench").glob("*.py")
+    )

@@ -21,6 +21,7 @@ from agentgym.episode import Episode
 from agentgym.episode_codec import decode_episode, encode_episode
 from agentgym.errors import IntegrityError, RunError, WireError
 from agentgym.protocol import EpisodeDone, Error, Lease
+from agentgym.trainer_config import TrainerConfig
 
 WORKERS_ARRAYS = ["tokens", "loss_mask", "logprobs", "versions", "routes"]
 Arrays = dict[str, Any]
@@ -110,13 +111,14 @@ def test_any_bit_of_a_batch_is_found_at_the_trainers_door(name: str, bit: int) -
     plays = [episode_of([float(n)], member=n) for n in range(2)]
     assembled = assemble(
         [group_of(*plays)],
+        policy="learner",
         algorithm=AlgorithmConfig(),
         max_tokens=8,
         warmup=False,
         version=0,
         max_staleness=1,
     )
-    header, arrays = batch_of(assembled, STEP, microbatch_tokens=99, checkpoint=False, state={})
+    header, arrays = batch_of(assembled, STEP, trainer=TrainerConfig(), checkpoint=False, state={})
 
     def look(found: Arrays) -> None:
         check_sums(found, header.sums)

@@ -194,7 +194,7 @@ def test_a_thousand_connections_do_not_disturb_a_run(tmp_path: Path, keyed: bool
             await peer.hello("worker", "one-of-us")  # gets through the crowd
 
     numbers = numbers_with(tmp_path, crowd, KeyRing(tmp_path) if keyed else None)
-    assert numbers["wire/accepted"] == 1004
+    assert numbers["wire/accepted"] >= 1004  # a connection whose handshake was too slow comes again
     assert numbers["wire/connected"] == 4
 
 

@@ -103,6 +103,7 @@ def test_one_rank_takes_the_step_of_a_loop_in_transformers(hf_model: Callable[..
     assert max(relative_difference(taken.gradients[name], theirs[name]) for name in theirs) <= PRECISION
 
 
+@pytest.mark.long
 def test_layouts_of_four_ranks_take_the_step_that_one_rank_takes(hf_model: Callable[..., Path], folder: Path):
     torchrun(4, hf_model("Qwen3Moe"), folder, FOUR)
     for name in FOUR:
