@@ -151,10 +151,14 @@ class Fire:
         return sum(count for name, count in self.done.items() if name.startswith("kill"))
 
     def pid(self, run: RunningTrain, role: str) -> int | None:
-        """Return a process of this role that is alive, or None."""
+        """Return a process of this role that is alive, or None; what a killed coordinator leaves does not count."""
         names = sorted(set(re.findall(rf"started ({role}\S*) \(pid", run.log("coordinator"))))
         mine = processes_in(self.folder)
-        found = [pid for name in names if (pid := run.pid(name)) in mine and alive(pid)]
+        found = [
+            pid
+            for name in names
+            if (pid := run.pid(name)) in mine and alive(pid) and _parent(pid) == run.process.pid
+        ]
         return self.rng.choice(found) if found else None
 
     def kill(self, run: RunningTrain, role: str) -> bool:
@@ -226,6 +230,14 @@ def _signal(pid: int | None, number: signal.Signals) -> bool:
         return pid is not None and os.kill(pid, number) is None
     except ProcessLookupError:
         return False
+
+
+def _parent(pid: int) -> int | None:
+    """Return the parent of a process; None if it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def _steps(run: RunningTrain) -> int:
