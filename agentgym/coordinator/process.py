@@ -333,7 +333,7 @@ class Coordinator:
                 models = {name: Path(result.checkpoint) / "model" for name, result in work.results.items()}
                 self._evaluations.start(learned, models)
         numbers = {
-            "policy/version": float(self._published or 0),
+            **({} if self._published is None else {"policy/version": float(self._published)}),
             **{f"system/wire/{name}": float(count) for name, count in self._channel.counts.items()},
             **run_numbers(self._dispatcher, self._supervisor),
         }
