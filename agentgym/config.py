@@ -197,6 +197,10 @@ class EvaluationConfig(Section):
     """Who plays whom in them, in place of the training's `policy_mapping`: opponents that stay the same. A pool cannot
     play."""
 
+    def due(self, step: int) -> bool:
+        """Whether the checkpoint of a step of reinforcement learning is to be played; 0 is the end of the warm-up."""
+        return bool(self.every) and step >= 0 and step % self.every == 0
+
 
 class Config(Section):
     """All settings of a run."""

@@ -63,11 +63,6 @@ class Evaluations:
         self._next: tuple[int, Mapping[str, Path]] | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def due(self, step: int) -> bool:
-        """Whether the checkpoint of a step of reinforcement learning is to be played; 0 is the end of the warm-up."""
-        every = self._config.evaluation.every
-        return bool(every) and step >= 0 and step % every == 0
-
     def start(self, step: int, models: Mapping[str, Path]) -> None:
         """Play a checkpoint, given by the model folders of the policies, after what is played now."""
         self._next = (step, models)
@@ -101,9 +96,9 @@ class Evaluations:
         # The trainer may remove the checkpoint while it is played.
         kept = self._folder / f"step-{step:06d}"
         shutil.rmtree(kept, ignore_errors=True)
-        for policy, model in models.items():
-            await asyncio.to_thread(shutil.copytree, model, kept / policy)
         try:
+            for policy, model in models.items():
+                await asyncio.to_thread(shutil.copytree, model, kept / policy)
             command = [
                 *(sys.executable, "-I", "-S", lifeline.__file__, str(os.getpid())),
                 *(sys.executable, "-m", "agentgym", "eval", str(settings), "--out", str(out)),
@@ -117,10 +112,13 @@ class Evaluations:
                 _logger.error("evaluation of step %d: exit status %d, see %s", step, status, log)
                 self._failed(f"the evaluation of step {step} ended with status {status}; see {log}")
                 return
-            metrics = self._metrics(out)
-            self._done(Evaluation(step, metrics, self._is_best(step, metrics, kept)))
+            self._done(await asyncio.to_thread(self._judge, step, out, kept))
         finally:
             shutil.rmtree(kept, ignore_errors=True)
+
+    def _judge(self, step: int, out: Path, kept: Path) -> Evaluation:
+        metrics = self._metrics(out)
+        return Evaluation(step, metrics, self._is_best(step, metrics, kept))
 
     def _metrics(self, out: Path) -> dict[str, float]:
         """Return the means over the plays of the policies in training; of several policies, each one's, too."""
@@ -148,11 +146,8 @@ class Evaluations:
         before = json.loads(reason.read_text()) if reason.exists() else {}
         if tag not in metrics or metrics[tag] <= before.get(tag, float("-inf")):
             return False
-        fresh = self._best.with_name(".best.partial")
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir()
-        for policy in self._config.policies_to_train:
-            shutil.copytree(kept / policy, self._config.place_of(policy, fresh), dirs_exist_ok=True)
+        policies = self._config.policies_to_train
+        fresh = kept if len(policies) > 1 else kept / policies[0]  # as `Config.place_of` has it
         (fresh / reason.name).write_text(json.dumps({"step": step, **metrics}, indent=2) + "\n")
         shutil.rmtree(self._best, ignore_errors=True)
         fresh.rename(self._best)

@@ -329,7 +329,7 @@ class Coordinator:
         if header.checkpoint:
             self._supervisor.progress()
             learned = work.step.number - self._config.warmup.steps
-            if self._evaluations.due(learned):
+            if self._config.evaluation.due(learned):
                 models = {name: Path(result.checkpoint) / "model" for name, result in work.results.items()}
                 self._evaluations.start(learned, models)
         numbers = {

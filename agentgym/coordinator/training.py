@@ -9,9 +9,8 @@ order in which they were opened, no token is further behind than `rollout.max_st
 that others have overtaken tokens may be older; `assemble` masks them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from agentgym.advantages.menu import Baselines
@@ -107,17 +106,15 @@ class Training:
     def open_groups(self, step: Step) -> None:
         """Open groups for the step that is next, up to its capacity."""
         left = min(self._schedule.phase_end(step.number), self.last) - step.number + 1
-        first = (
-            step.number == self._schedule.warmup_steps + 1
-        )  # is not played with the weights before the warm-up
+        # The first one after a warm-up is not played with the weights before it.
+        first = step.number == self._schedule.warmup_steps + 1
         if step.warmup or not first or self._held == 0:
             self._dispatcher.top_up(step, steps_left=left, in_training=self._held)
 
     def asked(self, policy: str, number: int) -> None:
         """Take in that a policy's trainer asks for a step. Raises RunError where it is not the next one."""
-        ahead = (
-            self._work is not None and policy in self._work.results
-        )  # others still work on the step before
+        # Others may still work on the step that this one has finished.
+        ahead = self._work is not None and policy in self._work.results
         if number != self.done + 1 + ahead:
             raise RunError(f"the trainer of {policy!r} asks for step {number} after step {self.done + ahead}")
         self._asked.add(policy)
@@ -157,17 +154,19 @@ class Training:
         self._unlucky = 0
         baselines = parts[policies[0]].baselines
         due, state = self._checkpoint_due(step), {**self._dispatcher.state(), "baselines": dict(baselines)}
-        send: list[Callable[[], None]] = []
-        for policy, part in parts.items():
-            header, arrays = batch_of(
-                part,
-                step,
-                trainer=self._config.trainer,
-                checkpoint=due,
-                state=state,
+        batches = [
+            (
+                trainers[policy].identity,
+                batch_of(part, step, trainer=self._config.trainer, checkpoint=due, state=state),
             )
-            send.append(partial(self._send, header, trainers[policy].identity, arrays))
-        self._store.consume(step.number, ids, lambda: _call_all(send))
+            for policy, part in parts.items()
+        ]
+
+        def send() -> None:
+            for identity, (header, arrays) in batches:
+                self._send(header, identity, arrays)
+
+        self._store.consume(step.number, ids, send)
         self._work, self._asked, self._baselines = Work(step, parts), set(), baselines
         self._held += len(groups)
         episodes = parts[policies[0]].episodes
@@ -217,15 +216,5 @@ class Training:
         every = self._config.trainer.checkpoint_every
         # What a checkpoint covers can be removed from the disk.
         full = self._store.bytes_used > self._config.coordinator.max_store_gib * 2**30 / 2
-        played = self._config.evaluation.every  # an evaluation needs one
-        return (
-            full
-            or step.number == self.last
-            or learned % every == 0
-            or bool(played and learned >= 0 and learned % played == 0)
-        )
-
-
-def _call_all(functions: Sequence[Callable[[], None]]) -> None:
-    for function in functions:
-        function()
+        evaluated = self._config.evaluation.due(learned)
+        return full or evaluated or step.number == self.last or learned % every == 0
