@@ -36,9 +36,9 @@ class EnvConfig(Section):
     """A registered id ("agentgym/GuessNumber-v0"), "module:Class", or a library's "gymnasium:ID", "openspiel:NAME"."""
     kwargs: dict[str, Any] = Field(default={})
     """Arguments of the environment's constructor."""
-    isolation: Literal["shared", "process"] | None = None
-    """Instances in threads of a worker, or each in a process of its own; None: as the environment declares, and those
-    that declare nothing get processes."""
+    isolation: Literal["inline", "shared", "process"] | None = None
+    """Where instances are called: on the worker's event loop, each in a thread of the worker, or each in a process of
+    its own; None: as the environment declares, and those that declare nothing get processes."""
     max_turns: Positive | None = None
     """Answers per agent; None: the environment's own limit, or 32."""
     max_tokens: Positive | None = None

@@ -35,7 +35,9 @@ Randomness comes from `self.np_random`, seeded by `reset(seed=...)`: same seed a
 
 Isolation. An instance runs in a process of its own, where `random` and numpy's global generator are seeded from the
 episode's seed before each `reset`. A class that keeps no state outside of its instances says `isolation = "shared"`
-(an attribute, or an argument of `register`): its instances run in threads of one process, which is cheaper.
+(an attribute, or an argument of `register`): its instances run in threads of one process, which is cheaper. One whose
+`reset` and `step` also take microseconds and wait for nothing, as a board game's do, says "inline" and is called
+without a thread, which is cheaper still; while a call runs, its whole worker waits.
 
 Two agents by turns (AEC): a reward belongs to the agent's latest answer, whoever moved since.
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import gymnasium
 import pettingzoo
@@ -36,8 +36,8 @@ SOURCES_GROUP = "agentgym.sources"
 Kind = Literal["single", "aec", "parallel"]
 """How its agents act: one alone, several by turns, several at once."""
 
-Isolation = Literal["shared", "process"]
-"""Whether several instances of an environment may share a process; see `EnvSpec.isolation`."""
+Isolation = Literal["inline", "shared", "process"]
+"""What instances of an environment may share with each other; see `EnvSpec.isolation`."""
 
 _NUMERIC_SPACES = (
     gymnasium.spaces.Box,
@@ -74,7 +74,9 @@ class EnvSpec:
     """What named parts of the reward are multiplied by; parts that are not named count once."""
     isolation: Isolation = "process"
     """"shared": its instances keep no state outside of themselves (no global random generator, no module variables,
-    no working directory), so they may run in threads of one process. "process": each needs a process of its own."""
+    no working directory), so they may run in threads of one process. "inline": in addition, `reset` and `step` take
+    microseconds and wait for nothing (no tools, no files, no event loop), so they may be called one after the other in
+    one thread. "process": each needs a process of its own."""
 
 
 class Source(Protocol):
@@ -129,8 +131,8 @@ def register(
         raise ConfigError(f"{id} is registered already as {_specs[id]}; choose another id or version")
     if kind not in ("single", "aec", "parallel"):
         raise ConfigError(f"{id}: kind = {kind!r}; use 'single', 'aec' or 'parallel'")
-    if isolation not in ("shared", "process"):
-        raise ConfigError(f"{id}: isolation = {isolation!r}; use 'shared' or 'process'")
+    if isolation not in get_args(Isolation):
+        raise ConfigError(f"{id}: isolation = {isolation!r}; use 'inline', 'shared' or 'process'")
     _split(target)
     if kind == "single":
         gymnasium.register(id, target, max_episode_steps=max_turns, kwargs=new.kwargs)
@@ -280,6 +282,7 @@ def _spec_from_module(env_id: str) -> EnvSpec:
     max_turns = getattr(creator, "max_turns", None)
     scripted = getattr(creator, "scripted", {})
     weights = getattr(creator, "reward_weights", {})
+    isolation: Any = getattr(creator, "isolation", "process")
     return EnvSpec(
         env_id,
         env_id,
@@ -287,7 +290,7 @@ def _spec_from_module(env_id: str) -> EnvSpec:
         max_turns if isinstance(max_turns, int) else None,
         scripted=dict(scripted) if isinstance(scripted, dict) else {},
         reward_weights=dict(weights) if isinstance(weights, dict) else {},
-        isolation="shared" if getattr(creator, "isolation", "process") == "shared" else "process",
+        isolation=isolation if isolation in get_args(Isolation) else "process",
     )
 
 

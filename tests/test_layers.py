@@ -44,7 +44,7 @@ LAYERS = [
     "worker.table",
     "worker.table_codec worker.threads",
     "worker.zygote",
-    "worker.isolated",
+    "worker.inline worker.isolated",
     "worker.pool worker.seat",
     "worker.rollout worker.seating",
     "worker.human worker.local_server",

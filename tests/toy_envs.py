@@ -10,6 +10,7 @@ from typing import Any
 from agentgym.env import AECEnv, Env, ParallelEnv
 from agentgym.messages import assistant, user
 from agentgym.policy.scripted import SeededPolicy
+from agentgym.spaces import Text
 from agentgym.tools import ToolEnv, tool
 
 Step = tuple[Any, Any, Any, Any, Any]
@@ -255,3 +256,20 @@ def raising(error: BaseException) -> Callable[[], Any]:
         raise error
 
     return step
+
+
+class Naps(Env):
+    """Sleeps in `step` for as many seconds as it is told."""
+
+    isolation = "inline"
+
+    def __init__(self) -> None:
+        self.action_space = Text(choices=["0.03"])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return f"thread {threading.get_ident()}", {}
+
+    def step(self, action: str) -> Any:
+        time.sleep(float(action))
+        return "", 0.0, True, False, {}

@@ -1,7 +1,8 @@
-"""The rule about processes: a run's workers build the same environment and play the same tasks."""
+"""The rules about where it is played: in whatever process, the same tasks; on a worker's event loop, quickly."""
 
 import multiprocessing
 import os
+import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 
@@ -10,6 +11,10 @@ from agentgym.check.subject import Actions, Options, Play, Subject, attempt, dif
 
 HASH_SEED = "20240229"
 START_SECONDS = 120.0
+INLINE_SECONDS = 0.01
+"""A call of an environment that is played on the event loop may take this long."""
+INLINE_TRIES = 5
+"""The fastest counts, since machines have pauses."""
 
 Recorded = tuple[int, str, list[Actions]]
 """Seed, by whom, actions."""
@@ -83,3 +88,34 @@ def _replay(connection: Connection, env_id: str, options: Options, recorded: Seq
         )
         connection.send(play.record if play is not None else f"building it {problem}")
     subject.close()
+
+
+@rule(
+    "quick",
+    "Every call of an environment that is played inline returns at once.",
+    "Say isolation = 'shared', so that it gets a thread, or 'process'.",
+)
+def quick(subject: Subject) -> Iterator[str]:
+    """Time each call of the recorded episodes."""
+    if subject.spec.isolation != "inline":
+        raise NotApplicable("it is not played inline")
+    for play in subject.plays:
+        fastest = [float("inf")] * len(play.frames)
+        for _ in range(INLINE_TRIES):
+            fastest = list(map(min, fastest, _call_seconds(subject.replay(play))))
+            if max(fastest, default=0.0) <= INLINE_SECONDS:
+                break
+        else:
+            slowest = max(range(len(fastest)), key=fastest.__getitem__)
+            what = f"step {slowest}" if slowest else "reset"
+            yield f"{what} took {1000 * fastest[slowest]:.0f} ms (seed {play.seed}, {play.by})"
+            return
+
+
+def _call_seconds(play: Play) -> list[float]:
+    """Return how long each call of an episode took."""
+    seconds, started = [], time.perf_counter()
+    while play.advance():
+        seconds.append(time.perf_counter() - started)
+        started = time.perf_counter()
+    return seconds

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from agentgym.config import EnvConfig
 from agentgym.errors import EnvError
 from agentgym.registry import spec
+from agentgym.worker.inline import InlineHost
 from agentgym.worker.isolated import Nursery
 from agentgym.worker.threads import Mailbox, ThreadHost
 
@@ -55,7 +56,7 @@ class EnvPool:
         """Make nothing yet; `slots` is how many plays there are at most."""
         self._env = env
         self._slots = slots
-        self._isolated = (env.isolation or spec(env.id).isolation) == "process"
+        self._isolation = env.isolation or spec(env.id).isolation
         self._mailbox = Mailbox()
         self._nursery = Nursery(env.id)
         self._idle: list[Host] = []
@@ -73,7 +74,7 @@ class EnvPool:
         if self._idle:
             return self._idle.pop()
         timeout = self._env.reset_timeout
-        host: Host = self._nursery.host() if self._isolated else ThreadHost(self._mailbox)
+        host = self._host()
         made = False
         try:
             await host.make(self._env.id, self._env.kwargs, timeout)
@@ -82,6 +83,15 @@ class EnvPool:
             if not made:
                 self.give_back(host, reusable=False)
         return host
+
+    def _host(self) -> Host:
+        match self._isolation:
+            case "process":
+                return self._nursery.host()
+            case "shared":
+                return ThreadHost(self._mailbox)
+            case "inline":
+                return InlineHost(self._mailbox)
 
     def give_back(self, host: Host, *, reusable: bool) -> None:
         """Keep an environment for the next play, or close it where its state is unknown."""

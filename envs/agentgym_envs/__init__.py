@@ -19,7 +19,7 @@ def register_envs() -> None:
         "agentgym_envs.guess_number.env:GuessNumber",
         kind="single",
         scripted=_policies("guess_number", random="RandomGuess", noisy="NoisyGuess", expert="Bisection"),
-        isolation="shared",
+        isolation="inline",
     )
     register(
         "agentgym/Calculator-v0",
@@ -34,14 +34,14 @@ def register_envs() -> None:
         "agentgym_envs.tictactoe.env:TicTacToe",
         kind="aec",
         scripted=_policies("tictactoe", random="RandomMove", noisy="NoisyMove", expert="Minimax"),
-        isolation="shared",
+        isolation="inline",
     )
     register(
         "agentgym/SplitCoins-v0",
         "agentgym_envs.split_coins.env:SplitCoins",
         kind="parallel",
         scripted=_policies("split_coins", random="RandomClaim", fair="FairClaim", expert="FairClaim"),
-        isolation="shared",
+        isolation="inline",
     )
 
 

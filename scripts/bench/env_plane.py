@@ -5,11 +5,11 @@
 
 The worker is the real one, `agentgym.worker.process.Worker` in a process of its own; this process is the coordinator's
 end of its ZeroMQ socket, hands out leases and counts the turns of the episodes that come back, each with its tokens.
-`shared` plays in threads of the worker, `process` in an environment process per slot; `loop` calls the same
-environment and policy in a bare Python loop. "same" environments say the same 16 texts in every episode, "new" ones
-never say a text twice, so that no tokenizer cache helps. On a machine that does other things too, the rate per core
-of processor time is the one to read; in `process` it leaves the environments' own processes out. Python's threads
-take turns on any number of cores: on two, half of their time goes into fetching what the other core has in its cache,
+`inline` plays on its event loop, `shared` in threads of it, `process` in an environment process per slot; `loop` calls
+the same environment and policy in a bare Python loop. "same" environments say the same 16 texts in every episode,
+"new" ones never say a text twice, so that no tokenizer cache helps. On a machine that does other things too, the rate
+per core of processor time is the one to read; in `process` it leaves the environments' own processes out. Python's
+threads take turns on any number of cores: on two, half of their time goes into what the other core has in its cache,
 which `--pin CORE` shows by keeping the worker on one (in `process` its environments' processes too).
 """
 
@@ -170,7 +170,7 @@ def main() -> None:
         "--rounds", type=int, default=3, help="measurements of each kind; the best one counts"
     )
     parser.add_argument(
-        "--profile", default="", help="write the profile of one shared measurement to this file"
+        "--profile", default="", help="write the profile of one inline measurement to this file"
     )
     parser.add_argument("--pin", default="", metavar="CORE", help="keep the worker on this core")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
@@ -183,7 +183,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         init_model(folder / "model")
-        for isolation, new in itertools.product(("shared", "process"), (False, True)):
+        for isolation, new in itertools.product(("inline", "shared", "process"), (False, True)):
             config = Config.model_validate(
                 {
                     "env": {

@@ -80,6 +80,14 @@ def test_what_instances_do_to_each_other_is_excused_in_processes_of_their_own() 
     assert "it plays in a process of its own; in a shared one: a call" in found["global-random"].findings[0]
 
 
+def test_an_inline_environment_that_takes_its_time_fails() -> None:
+    result = try_rule("quick", Subject("toy_envs:Naps"))
+    assert result.status == "FAIL"
+    assert "step 1 took 3" in result.findings[0]
+    assert try_rule("quick", Subject("agentgym/GuessNumber-v0")).status == "ok"
+    assert try_rule("quick", Subject("broken_envs:Sound")).status == "skip"
+
+
 def test_a_template_that_refuses_the_roles_of_an_environment_fails(tmp_path: Path) -> None:
     model = tmp_path / "model"
     init_model(model)

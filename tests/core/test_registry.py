@@ -140,8 +140,8 @@ def test_an_environment_has_a_process_of_its_own_unless_it_is_declared_free_of_g
     isolated = {name: spec(f"{user_module}:{name}").isolation for name in ("Mine", "Careful", "Duck")}
     assert isolated == {"Mine": "process", "Careful": "shared", "Duck": "process"}
     assert spec("gymnasium:FrozenLake-v1").isolation == "shared"
-    assert {env.isolation for env in list_envs() if env.id.startswith("agentgym/")} == {"shared"}
-    with pytest.raises(ConfigError, match="isolation = 'thread'; use 'shared' or 'process'"):
+    assert {env.isolation for env in list_envs() if env.id.startswith("agentgym/")} == {"inline", "shared"}
+    with pytest.raises(ConfigError, match="isolation = 'thread'; use 'inline', 'shared' or 'process'"):
         register("me/Threads-v0", f"{user_module}:Mine", kind="single", isolation="thread")
 
 

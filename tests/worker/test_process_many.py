@@ -35,7 +35,7 @@ def test_slow_plays_are_all_in_flight_at_once(tmp_path: Path, model: Path, isola
     within(150, scene())
 
 
-@pytest.mark.parametrize("isolation", ["shared", "process"])
+@pytest.mark.parametrize("isolation", ["inline", "shared", "process"])
 def test_one_of_64_plays_that_fails_fails_alone(tmp_path: Path, model: Path, isolation: str) -> None:
     """Report 16: the others come back as if nothing had happened."""
 
@@ -51,8 +51,8 @@ def test_one_of_64_plays_that_fails_fails_alone(tmp_path: Path, model: Path, iso
     within(120, scene())
 
 
-def test_the_same_lease_is_the_same_episode_in_a_thread_and_in_a_process(tmp_path: Path, model: Path) -> None:
-    sums: dict[str, list[Any]] = {"shared": [], "process": []}
+def test_the_same_lease_is_the_same_episode_wherever_it_is_played(tmp_path: Path, model: Path) -> None:
+    sums: dict[str, list[Any]] = {"inline": [], "shared": [], "process": []}
 
     async def scene(isolation: str, env_id: str) -> None:
         folder = tmp_path / f"{isolation}{len(sums[isolation])}"
@@ -66,7 +66,7 @@ def test_the_same_lease_is_the_same_episode_in_a_thread_and_in_a_process(tmp_pat
     for isolation in sums:
         for env_id in ("agentgym/GuessNumber-v0", "agentgym/TicTacToe-v0", "agentgym/SplitCoins-v0"):
             within(60, scene(isolation, env_id))
-    assert sums["shared"] == sums["process"]
+    assert sums["inline"] == sums["shared"] == sums["process"]
 
 
 @pytest.mark.parametrize("limit", [{"max_episodes": 3}, {"max_memory_gib": 0.001}])
