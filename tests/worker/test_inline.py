@@ -31,11 +31,8 @@ def test_a_quick_call_is_made_without_a_word(caplog: pytest.LogCaptureFixture) -
 
 def test_a_slow_call_is_named_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        within(10, nap(0.2, 5.0))
-    assert (
-        "step took 0.2 s in which the whole worker waited; give this environment isolation = 'shared'"
-        in caplog.text
-    )
+        within(10, nap(0.6, 5.0))
+    assert "s in which the whole worker waited; give this environment isolation = 'shared'" in caplog.text
 
 
 def test_a_call_beyond_its_limit_fails_as_it_does_in_a_thread() -> None:
