@@ -83,7 +83,7 @@ class Routes:
 def routes_exact(model, replay, microbatches) -> bool:
     """Whether every token of this rank goes where its route says, in all layers and in every pass."""
     routes = Routes(model)
-    forward_backward(model, replay, microbatches, lambda number, logits: logits.sum())
+    forward_backward(model, replay, microbatches, lambda number, hidden: hidden.sum())
     layers = len(replay._layers)
     if not layers:
         return True

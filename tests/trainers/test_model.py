@@ -12,6 +12,8 @@ from agentgym.trainer_config import TrainerConfig
 from agentgym_trainers.megatron.convert import load_hf, read_safetensors
 from agentgym_trainers.megatron.microbatch import build_microbatch
 from agentgym_trainers.megatron.model import build_model, check_supported, read_config, transformer_config
+from agentgym_trainers.megatron.pipeline import run_stage
+from agentgym_trainers.megatron.predictions import words_of
 
 LENGTHS = (9, 1, 17, 16, 5, 33)
 
@@ -23,8 +25,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32):
 
 
 def packed_logits(model, samples) -> torch.Tensor:
-    packed = build_microbatch(samples, 0, None, CPU)
-    return model(packed.tokens, packed.positions, None, packed_seq_params=packed.sequences)[0]
+    return run_stage(model, build_microbatch(samples, 0, None, CPU))[:, 0] @ words_of(model).T
 
 
 def reference_logits(folder: Path, samples) -> torch.Tensor:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
+from torch import Tensor
 
 from agentgym.errors import ModelError
 from agentgym.trainer_config import TrainerConfig
@@ -202,10 +203,14 @@ def _check_divisible(
 
 
 class Model(GPTModel):  # type: ignore[misc]
-    """megatron-core's model, whose tied embedding needs no exchange between stages before it is loaded.
+    """megatron-core's model, which returns its hidden states [T, 1, H]; `predictions` makes logits of those it needs.
 
-    Both ends of a pipeline read it from the folder, and megatron-core would send it through a GPU.
+    Its tied embedding needs no exchange between stages before it is loaded: both ends of a pipeline read it from the
+    folder, and megatron-core would send it through a GPU.
     """
+
+    def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
+        return hidden_states
 
     def _is_in_embd_group(self) -> bool:
         return False

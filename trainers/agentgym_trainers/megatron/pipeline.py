@@ -22,7 +22,7 @@ from agentgym_trainers.megatron.replay import ReplayController
 
 
 def run_stage(model: GPTModel, microbatch: Microbatch, received: Tensor | None = None) -> Tensor:
-    """Return the logits [1, T, V] of this rank, or what the next stage gets [T, 1, H].
+    """Return the hidden states [T, 1, H] behind the layers of this stage.
 
     `received` [T, 1, H] is what the stage before sent; None for the first.
     """
@@ -33,7 +33,7 @@ def run_stage(model: GPTModel, microbatch: Microbatch, received: Tensor | None =
 
 
 def forward_only(model: GPTModel, microbatches: Sequence[Microbatch]) -> Iterator[Tensor]:
-    """Yield the logits [1, T, V] of each microbatch on the last stage, and nothing on the others; no gradients."""
+    """Yield the hidden states [T, 1, H] of each microbatch on the last stage, nothing on the others; no gradients."""
     link, first, last = _stage(model)
     for microbatch, shape in zip(microbatches, _shapes(model, microbatches), strict=True):
         out = run_stage(model, microbatch, link.recv_forward(shape, first))
@@ -51,7 +51,7 @@ def forward_backward(
 ) -> None:
     """Add the gradients of all microbatches.
 
-    `loss_of` makes the loss of a microbatch, by its number, of its logits; it is asked on the last stage only.
+    `loss_of` makes the loss of a microbatch, by its number, of its hidden states; it is asked on the last stage only.
     """
     group = parallel_state.get_pipeline_model_parallel_group()
     link, first, last = _stage(model)

@@ -1,48 +1,127 @@
-"""What the logits say about the trained tokens, where each tensor-parallel rank has a part of the vocabulary.
+"""What the hidden states of the last pipeline stage say about the trained tokens.
 
-Shapes: N trained tokens, V words of the vocabulary on this rank.
+The logits of all tokens would be by far the largest tensors of a step. So only the rows that a trained token is read
+from meet the output matrix, some of them at a time, and no logits are kept for the backward pass, which makes them
+again. Each tensor-parallel rank has a part of the vocabulary.
+
+Shapes: T packed tokens of this tensor-parallel rank, N trained tokens, H hidden, V words of this rank.
 """
+
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.tensor_parallel.mappings import (
-    copy_to_tensor_model_parallel_region,
-    reduce_from_tensor_model_parallel_region,
-)
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 
 from agentgym_trainers.megatron.microbatch import Microbatch
 
+LOGITS_AT_ONCE = 2**25
+"""How many logits there are at a time: 128 MiB of float32."""
 
-def read_logits(logits: Tensor, microbatch: Microbatch, temperature: float) -> tuple[Tensor, Tensor]:
+
+def predict(
+    model: GPTModel, hidden: Tensor, microbatch: Microbatch, temperature: float
+) -> tuple[Tensor, Tensor]:
     """Return the log-probability [N] of each trained token and the entropy [N] of its distribution.
 
-    `logits` are [1, T, V], of the last pipeline stage; `temperature` divides them, as it did where the tokens were
-    sampled.
+    `hidden` [T, 1, H] are of the last pipeline stage. `temperature` divides the logits, as it did where the tokens were
+    sampled. All tensor-parallel ranks return the same, with gradients for their own words.
     """
-    rows = logits[0].index_select(0, microbatch.rows).float() / temperature
-    return log_probabilities(rows, microbatch.targets)
+    if parallel_state.get_tensor_model_parallel_world_size() > 1:
+        hidden = gather_from_sequence_parallel_region(hidden)
+    rows = hidden[:, 0].index_select(0, microbatch.rows)
+    return log_probabilities(rows, words_of(model), microbatch.targets, temperature)
 
 
-def log_probabilities(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def words_of(model: GPTModel) -> Tensor:
+    """Return the output matrix [V, H] of the last pipeline stage, which may be the embedding."""
+    tied = model.share_embeddings_and_output_weights
+    return model.shared_embedding_or_output_weight() if tied else model.output_layer.weight  # type: ignore[no-any-return]
+
+
+def log_probabilities(
+    hidden: Tensor, words: Tensor, targets: Tensor, temperature: float, at_once: int = LOGITS_AT_ONCE
+) -> tuple[Tensor, Tensor]:
     """Return the log-probability [N] of each target and the entropy [N] of its distribution.
 
-    `logits` are float32 [N, V]. All tensor-parallel ranks return the same, with gradients for their own logits.
+    The logits are `hidden` [N, H] times `words` [V, H], divided by `temperature`; there are `at_once` at a time, or
+    those of one row.
     """
-    group = parallel_state.get_tensor_model_parallel_group()
-    highest = logits.detach().amax(dim=-1, keepdim=True)
-    if group.size() > 1:
-        dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
-    logits = logits - highest
-    log_total = _summed(logits.exp().sum(dim=-1)).log()
-    probabilities = (logits - copy_to_tensor_model_parallel_region(log_total)[:, None]).exp()
-    entropy = log_total - _summed((probabilities * logits).sum(dim=-1))
-    places = targets - group.rank() * logits.shape[-1]
-    here = (places >= 0) & (places < logits.shape[-1])
-    chosen = logits.gather(1, places.where(here, 0)[:, None])[:, 0]
-    return _summed(chosen.where(here, torch.zeros_like(chosen))) - log_total, entropy
+    return _LogProbabilities.apply(hidden, words, targets, temperature, at_once)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _summed(part: Tensor) -> Tensor:
-    return reduce_from_tensor_model_parallel_region(part)  # type: ignore[no-any-return]
+class _LogProbabilities(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, words: Tensor, targets: Tensor, temperature: float, at_once: int
+    ) -> tuple[Tensor, Tensor]:
+        group = parallel_state.get_tensor_model_parallel_group()
+        places, here = _places(targets, len(words), group.rank())
+        logprobs, entropies, log_totals = [], [], []
+        for part in _parts(len(hidden), at_once // len(words)):
+            logits = _logits(hidden[part], words, temperature)
+            highest = logits.amax(dim=-1)
+            if group.size() > 1:
+                dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
+            logits -= highest[:, None]
+            chosen = logits.gather(1, places[part, None])[:, 0] * here[part]
+            weights = logits.exp()
+            total = weights.sum(dim=-1)
+            sums = torch.stack([chosen, total, weights.mul_(logits).sum(dim=-1)])
+            if group.size() > 1:
+                dist.all_reduce(sums, group=group)
+            chosen, total, weighted = sums
+            log_total = total.log()
+            logprobs.append(chosen - log_total)
+            entropies.append(log_total - weighted / total)
+            log_totals.append(log_total + highest)
+        logprob, entropy, log_total = torch.cat(logprobs), torch.cat(entropies), torch.cat(log_totals)
+        ctx.save_for_backward(hidden, words, targets, entropy, log_total)
+        ctx.temperature, ctx.at_once = temperature, at_once
+        ctx.set_materialize_grads(False)
+        return logprob, entropy
+
+    @staticmethod
+    def backward(ctx: Any, of_logprob: Tensor | None, of_entropy: Tensor | None) -> Any:
+        """With logits z: d log p_t / d z_v = [v = t] - p_v, and d entropy / d z_v = -p_v (log p_v + entropy)."""
+        hidden, words, targets, entropy, log_total = ctx.saved_tensors
+        rank = parallel_state.get_tensor_model_parallel_group().rank()
+        places, here = _places(targets, len(words), rank)
+        of_logprob = torch.zeros_like(entropy) if of_logprob is None else of_logprob
+        of_hidden, of_words = torch.empty_like(hidden), torch.zeros_like(words, dtype=entropy.dtype)
+        for part in _parts(len(hidden), ctx.at_once // len(words)):
+            log_p = _logits(hidden[part], words, ctx.temperature).sub_(log_total[part, None])
+            of_logits = log_p.exp()
+            if of_entropy is None:
+                of_logits *= -of_logprob[part, None]
+            else:
+                log_p += entropy[part, None]
+                of_logits *= log_p.mul_(-of_entropy[part, None]).sub_(of_logprob[part, None])
+            of_logits.scatter_add_(1, places[part, None], (of_logprob * here)[part, None])
+            of_logits = of_logits.div_(ctx.temperature).to(hidden.dtype)
+            torch.mm(of_logits, words, out=of_hidden[part])
+            of_words += of_logits.T @ hidden[part]
+        return of_hidden, of_words.to(words.dtype), None, None, None
+
+
+def _parts(rows: int, most: int) -> Iterator[slice]:
+    """Yield slices of at most so many rows; one of none if there are no rows."""
+    for start in range(0, max(rows, 1), max(most, 1)):
+        yield slice(start, min(start + max(most, 1), rows))
+
+
+def _logits(hidden: Tensor, words: Tensor, temperature: float) -> Tensor:
+    """Return the logits in float32 at least, in memory of their own."""
+    logits = hidden @ words.T
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature)
+
+
+def _places(targets: Tensor, words: int, rank: int) -> tuple[Tensor, Tensor]:
+    """Return the column of each target among the words of this rank, 0 for those of others, and which it has."""
+    places = targets - rank * words
+    here = (places >= 0) & (places < words)
+    return places.where(here, 0), here

@@ -11,7 +11,7 @@ from agentgym_trainers.megatron.convert import load_hf, read_safetensors
 from agentgym_trainers.megatron.microbatch import Microbatch
 from agentgym_trainers.megatron.model import build_model, read_config
 from agentgym_trainers.megatron.pipeline import forward_only
-from agentgym_trainers.megatron.predictions import read_logits
+from agentgym_trainers.megatron.predictions import predict
 
 
 class Reference:
@@ -35,6 +35,6 @@ class Reference:
         """Return the log-probability [N] of each trained token, per microbatch; on the last pipeline stage only."""
         every = forward_only(self._model, microbatches)
         return [
-            read_logits(logits, microbatch, temperature)[0]
-            for logits, microbatch in zip(every, microbatches, strict=False)
+            predict(self._model, hidden, microbatch, temperature)[0]
+            for hidden, microbatch in zip(every, microbatches, strict=False)
         ]

@@ -6,7 +6,7 @@
         sum the gradients over the ranks -> clip -> Adam
 
 The loss of a pass is the plain sum over the trained tokens of weight * loss; the coordinator puts the
-aggregation into the weights. Shapes: T packed tokens, N trained tokens of a microbatch, V vocabulary of this rank.
+aggregation into the weights. Shapes: T packed tokens, N trained tokens of a microbatch.
 """
 
 import time
@@ -28,7 +28,7 @@ from agentgym_trainers.megatron.gradients import sum_over_ranks
 from agentgym_trainers.megatron.microbatch import Microbatch
 from agentgym_trainers.megatron.optimizer import Optimizer
 from agentgym_trainers.megatron.pipeline import forward_backward, run_stage
-from agentgym_trainers.megatron.predictions import read_logits
+from agentgym_trainers.megatron.predictions import predict
 from agentgym_trainers.megatron.reference import Reference
 from agentgym_trainers.megatron.replay import ReplayController
 
@@ -67,9 +67,9 @@ def train_step(
     )
     fixed: list[TokenTerms] = []  # per microbatch: what the updates have in common
 
-    def loss_of(number: int, logits: Tensor) -> Tensor:
+    def loss_of(number: int, hidden: Tensor) -> Tensor:
         microbatch = microbatches[number]
-        logprobs, entropy = read_logits(logits, microbatch, temperature)
+        logprobs, entropy = predict(model, hidden, microbatch, temperature)
         if len(fixed) == number:
             fixed.append(_before(microbatch, logprobs.detach(), entropy.detach(), asked[number], algorithm))
             tally.add_first(microbatch, logprobs, entropy)
@@ -91,10 +91,10 @@ def train_step(
 def forward(
     model: GPTModel, replay: ReplayController, microbatch: Microbatch, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Return what `read_logits` does, of a model without pipeline stages."""
+    """Return what `predict` does, of a model without pipeline stages."""
     with replay.forward(microbatch.routes):
-        logits = run_stage(model, microbatch)
-    return read_logits(logits, microbatch, temperature)
+        hidden = run_stage(model, microbatch)
+    return predict(model, hidden, microbatch, temperature)
 
 
 def _before(
