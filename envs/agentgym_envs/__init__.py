@@ -4,6 +4,7 @@
     agentgym/Calculator-v0    one agent with tools: work out an expression, submit the answer
     agentgym/TicTacToe-v0     two agents by turns: PettingZoo's tic-tac-toe, as text
     agentgym/SplitCoins-v0    two agents at once: talk, then claim a share of ten coins
+    agentgym/PrisonersDilemma-v0   two agents at once: cooperate or defect, a few times in a row
 
 A folder holds the rules (pure functions), the prompts (every text an agent reads), the environment and its
 scripted policies; the docstring of its `__init__` is the environment's card. Every text is printable ASCII.
@@ -42,6 +43,16 @@ def register_envs() -> None:
         kind="parallel",
         scripted=_policies("split_coins", random="RandomClaim", fair="FairClaim", expert="FairClaim"),
         isolation="inline",
+    )
+    register(
+        "agentgym/PrisonersDilemma-v0",
+        "agentgym_envs.prisoners_dilemma.env:PrisonersDilemma",
+        kind="parallel",
+        scripted={
+            "random": "agentgym.policy.scripted:RandomLegal",
+            **_policies("prisoners_dilemma", tit_for_tat="TitForTat", defector="Defector"),
+        },
+        isolation="shared",
     )
 
 

@@ -13,7 +13,7 @@ from agentgym.tiny_model import init_model
 SLOW = {"processes"}
 """Starts a process; tested on its own."""
 SOUND = ["Sound", "SoundTools", "SoundTurns", "SoundTogether"]
-SHIPPED = ["GuessNumber", "Calculator", "TicTacToe", "SplitCoins"]
+SHIPPED = ["GuessNumber", "Calculator", "TicTacToe", "SplitCoins", "PrisonersDilemma"]
 
 # Fault: the rule that must fail, what it must say, and the other rules that may fail with it.
 FAULTS: dict[str, tuple[str, str, set[str]]] = {

@@ -17,6 +17,7 @@ PLAYS = {
     "agentgym/Calculator-v0": ("expert", "<tool_call>"),
     "agentgym/TicTacToe-v0": ("random", "player_2"),
     "agentgym/SplitCoins-v0": ("fair", "claim 5"),
+    "agentgym/PrisonersDilemma-v0": ("tit_for_tat", "cooperate"),
 }
 
 

@@ -22,8 +22,8 @@ def plays_of(env_id: str, name: str, seed: int):
     return (play_aec if found.kind == "aec" else play_parallel)(env, policies, seed)
 
 
-def test_four_environments_are_shipped():
-    assert len(SHIPPED) == 4
+def test_five_environments_are_shipped():
+    assert len(SHIPPED) == 5
 
 
 @pytest.mark.parametrize("env_id", SHIPPED)
