@@ -24,6 +24,8 @@ class Score:
     turns: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     """Sampled ones."""
+    points: list[float] = field(default_factory=list)
+    """Against each agent that another policy played: 1 won, 0.5 drawn, 0 lost, by the rewards of the episode."""
     successes: list[float] = field(default_factory=list)
     """Only of plays whose environment says it."""
     tasks: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -49,6 +51,7 @@ def scores(episodes: Sequence[Episode]) -> dict[tuple[str, AgentId], Score]:
             mine = [t for t in episode.trajectories if t.agent == agent]
             score = found[mine[0].policy, agent]
             score.rewards.append(episode.reward(agent))
+            score.points += _points(episode, agent)
             score.turns.append(sum(len(t.turns) for t in mine))
             score.tokens.append(sum(int(t.loss_mask.sum()) for t in mine))
             success = episode.agent_metrics.get(agent, {}).get("success")
@@ -96,7 +99,8 @@ def _seats(found: dict[tuple[str, AgentId], Score]) -> Table:
     table = Table(box=None, pad_edge=False)
     for title in ("policy", "agent"):
         table.add_column(title, no_wrap=True)
-    for title in ("episodes", "success", "95 % interval", "reward", "turns", "tokens"):
+    met = ["won / drawn / lost"] if any(score.points for score in found.values()) else []
+    for title in ("episodes", "success", "95 % interval", "reward", *met, "turns", "tokens"):
         table.add_column(title, justify="right", no_wrap=True)
     for (policy, agent), score in found.items():
         n = len(score.rewards)
@@ -107,7 +111,7 @@ def _seats(found: dict[tuple[str, AgentId], Score]) -> Table:
             success, interval = f"{share:.3f}", f"{low:.3f} to {high:.3f}"
         reward = f"{_mean(score.rewards):.3f} ± {standard_error(score.rewards):.3f}"
         table.add_row(
-            escape(policy), escape(agent), str(n), success, interval, reward,
+            escape(policy), escape(agent), str(n), success, interval, reward, *[_shares(score.points)][: len(met)],
             f"{_mean(score.turns):.1f}", f"{_mean(score.tokens):.1f}",
         )  # fmt: skip
     return table
@@ -126,6 +130,19 @@ def _meetings(ratings: Ratings) -> Table:
         cells = ["-" if rate is None else f"{rate:.3f}" for rate in rates]
         table.add_row(escape(name), *cells, f"{ratings.elo.get(name, START):.0f}")
     return table
+
+
+def _points(episode: Episode, agent: AgentId) -> list[float]:
+    policy_of = {trajectory.agent: trajectory.policy for trajectory in episode.trajectories}
+    mine = episode.reward(agent)
+    others = [episode.reward(other) for other, policy in policy_of.items() if policy != policy_of[agent]]
+    return [0.5 if mine == theirs else float(mine > theirs) for theirs in others]
+
+
+def _shares(points: Sequence[float]) -> str:
+    return (
+        " / ".join(f"{points.count(value) / len(points):.3f}" for value in (1.0, 0.5, 0.0)) if points else "-"
+    )
 
 
 def _mean(values: Sequence[float]) -> float:

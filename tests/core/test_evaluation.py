@@ -79,6 +79,28 @@ def test_two_policies_have_win_rates_and_ratings() -> None:
     assert float(matrix[3]) > 1050
 
 
+def test_each_seat_has_its_games_won_drawn_and_lost() -> None:
+    config = with_policies(
+        config_of("agentgym/TicTacToe-v0", seat_rotation=True, **DUEL), ["learner=expert"], None
+    )
+    text = run(Plan(config, 60, 1))
+    shares = {}
+    for line in text.splitlines():
+        policy, seat, *cells = line.split() or ("", "")
+        if seat in ("player_1", "player_2"):
+            won, _, drawn, _, lost = cells[-7:-2]
+            shares[policy, seat] = tuple(map(float, (won, drawn, lost)))
+    assert len(shares) == 4
+    for seat, other in (("player_1", "player_2"), ("player_2", "player_1")):
+        assert shares["learner", seat] == shares["foe", other][::-1]
+        assert shares["learner", seat][2] == 0.0 < shares["learner", seat][1]
+        assert sum(shares["learner", seat]) == pytest.approx(1.0, abs=0.002)
+
+
+def test_where_nobody_meets_another_nothing_is_won() -> None:
+    assert "drawn" not in run(Plan(scripted("agentgym/TicTacToe-v0", "random"), 4, 1))
+
+
 def test_what_is_missing_is_played_and_nothing_twice(tmp_path: Path) -> None:
     out, config = tmp_path / "e.jsonl", scripted()
     run(Plan(config, 6, 2), out)

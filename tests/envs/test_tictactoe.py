@@ -5,6 +5,7 @@ import pytest
 from farama import api_test, seed_test
 from plays import Says, play_aec
 
+from agentgym.errors import ConfigError
 from agentgym.policy.scripted import load_scripted
 from agentgym.registry import make, spec
 from agentgym_envs import register_envs
@@ -92,6 +93,42 @@ def test_each_player_sees_the_board_from_its_own_side():
     views = {a: [m["content"] for m in seats[a].messages if m["role"] == "user"] for a in seats}
     assert views[FIRST] == [".........", "x..o.....", "xx.oo...."]
     assert views[SECOND] == ["o........", "oo.x....."]
+
+
+def test_a_player_may_be_shown_the_moves_instead_of_the_board():
+    seats = play_aec(TicTacToe(shown="moves"), {FIRST: Says("1", "2", "3"), SECOND: Says("4", "5")}, 0)
+    views = {a: [m["content"] for m in seats[a].messages if m["role"] == "user"] for a in seats}
+    assert views == {FIRST: ["-", "4", "5"], SECOND: ["1", "2"]}
+    assert seats[FIRST].rewards == [0.0, 0.0, 1.0]
+
+
+def test_scripted_players_play_the_same_whether_they_see_the_board_or_the_moves():
+    for seed in range(20):
+        played = []
+        for shown in ("board", "moves"):
+            players = {FIRST: Minimax(seed=1), SECOND: NoisyMove(seed=2, p=0.9)}
+            seats = play_aec(TicTacToe(shown=shown), players, seed)
+            played.append(
+                [[m["content"] for m in seats[a].messages if m["role"] == "assistant"] for a in seats]
+            )
+        assert played[0] == played[1]
+
+
+def test_a_move_is_shown_again_after_an_illegal_answer_in_the_next_game_only():
+    env = TicTacToe(shown="moves", illegal="retry")
+    env.reset(seed=0)
+    env.step("5")
+    env.step("5")
+    assert "Illegal" in env.observe(SECOND)["messages"][0]["content"]
+    env.step("1")
+    assert env.observe(FIRST)["messages"][0]["content"] == "1"
+    env.reset(seed=1)
+    assert env.observe(FIRST)["messages"][0]["content"] == "-"
+
+
+def test_what_is_shown_must_be_known():
+    with pytest.raises(ConfigError, match="shown = 'picture'; use one of board, moves"):
+        TicTacToe(shown="picture")
 
 
 @pytest.mark.parametrize("text", ["", "0", "10", "x", "1 2", "5"])

@@ -1,10 +1,11 @@
 """The environment `agentgym/TicTacToe-v0`: PettingZoo's tic-tac-toe behind a text view."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pettingzoo
 
-from agentgym.messages import AgentId
+from agentgym.errors import ConfigError
+from agentgym.messages import Action, AgentId
 from agentgym.wrappers.aec import TextAECWrapper
 from agentgym.wrappers.referee import Illegal
 from agentgym_envs.tictactoe import prompts
@@ -45,23 +46,46 @@ class TicTacToe(TextAECWrapper):
     }
 
     def __init__(
-        self, *, illegal: Illegal = "forfeit", illegal_reward: float = -1.0, render_mode: str | None = None
+        self,
+        *,
+        shown: Literal["board", "moves"] = "board",
+        illegal: Illegal = "forfeit",
+        illegal_reward: float = -1.0,
+        render_mode: str | None = None,
     ) -> None:
-        """Take the rule for illegal texts and what it pays."""
+        """Take what the mover reads, the rule for illegal texts and what it pays."""
+        if shown not in prompts.SYSTEM:
+            raise ConfigError(f"shown = {shown!r}; use one of {', '.join(prompts.SYSTEM)}")
         self.render_mode = render_mode
         super().__init__(
             pettingzoo.make("aec", "classic/tictactoe-v3"),
-            describe,
+            describe if shown == "board" else lambda env, agent, observation: self._last_move,
             parse,
             choices=prompts.CHOICES,
-            prompt=prompts.SYSTEM,
+            prompt=prompts.SYSTEM[shown],
             illegal=illegal,
             illegal_reward=illegal_reward,
             success=lambda env, agent, reward: min(max((reward + 1.0) / 2.0, 0.0), 1.0),
         )
 
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Start a game."""
+        self._last_move = prompts.NO_MOVE
+        super().reset(seed=seed, options=options)
+
+    def step(self, action: Action | None) -> None:
+        """Play a text."""
+        before = self._board()
+        super().step(action)
+        for cell, (was, now) in enumerate(zip(before, self._board(), strict=True)):
+            if was != now:
+                self._last_move = prompts.CHOICES[cell]
+
     def render(self) -> str:
         """Return the board in three lines, player_1 as x."""
-        first = self.possible_agents[0]
-        board = describe(self.env, first, self.env.observe(first))
+        board = self._board()
         return "\n".join(board[start : start + 3] for start in (0, 3, 6))
+
+    def _board(self) -> str:
+        first = self.possible_agents[0]
+        return describe(self.env, first, self.env.observe(first))

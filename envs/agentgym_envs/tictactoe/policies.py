@@ -6,7 +6,20 @@ from typing import Any
 from agentgym.messages import Message, ToolSchema, assistant
 from agentgym.policy.scripted import SeededPolicy, last_text
 from agentgym_envs.tictactoe import prompts
-from agentgym_envs.tictactoe.rules import MINE, THEIRS, best_cells, completing_cells, free_cells
+from agentgym_envs.tictactoe.rules import EMPTY, MINE, THEIRS, best_cells, completing_cells, free_cells, place
+
+
+def board_of(messages: Sequence[Message]) -> str:
+    """Return the board of a conversation: the last message itself, or what its moves come to."""
+    shown = last_text(messages)
+    if len(shown) > 1:
+        return shown
+    board = EMPTY * 9
+    for message in messages:
+        if message["content"] in prompts.CHOICES:
+            mark = MINE if message["role"] == "assistant" else THEIRS
+            board = place(board, prompts.CHOICES.index(message["content"]), mark)
+    return board
 
 
 class RandomMove(SeededPolicy):
@@ -14,7 +27,7 @@ class RandomMove(SeededPolicy):
 
     def act(self, messages: list[Message], tools: list[ToolSchema], info: dict[str, Any]) -> Message:
         """Return a move."""
-        cells = self.candidates(last_text(messages))
+        cells = self.candidates(board_of(messages))
         return assistant(prompts.CHOICES[cells[int(self.rng.integers(len(cells)))]])
 
     def candidates(self, board: str) -> Sequence[int]:

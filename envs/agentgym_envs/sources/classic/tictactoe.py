@@ -15,4 +15,4 @@ def success(env: Any, agent: AgentId, outcome: float) -> float:
 
 def view(env: Any) -> View:
     """Return the view of the game."""
-    return View(prompts.SYSTEM, prompts.CHOICES, describe, parse, success)
+    return View(prompts.SYSTEM["board"], prompts.CHOICES, describe, parse, success)
