@@ -59,6 +59,11 @@ class EnvConfig(Section):
     episode_timeout: Seconds = 300.0
     """Seconds that an episode may take before it is truncated."""
 
+    @property
+    def patience(self) -> float:
+        """Seconds after which a worker that enforces these limits has answered a lease, whatever happened."""
+        return 2 * self.episode_timeout + self.reset_timeout + self.step_timeout + self.reward_timeout
+
 
 class SamplingConfig(Section):
     """How the policy server samples."""
@@ -90,6 +95,9 @@ class RolloutConfig(Section):
     """Groups of a step that others take the place of, because their plays compare as equal and teach nothing (DAPO's
     dynamic sampling); what comes after that many is trained on as it is. 0: no group is left out. `episode/*` in
     TensorBoard is about those that are trained on."""
+    fork_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the groups that are forks: their members begin with the first answers of an episode that was trained on
+    before, up to a random turn, and go on from there in `group_size` ways, which alone are compared and trained."""
     group_rewards: list[str] = Field(default=[])
     """Reward functions "module:function": (episodes of a group) -> [{agent: reward}, one dictionary per episode]."""
 
@@ -261,16 +269,7 @@ class Config(Section):
         check_mapping(self.evaluation.policy_mapping, self.policies, key="evaluation.policy_mapping")
         if self.evaluation.every:
             self._check_evaluation()
-        if self.rollout.group_size < 2 and self.algorithm.advantage not in ACROSS_GROUPS and self.run.steps:
-            raise ValueError(
-                f"algorithm.advantage = {self.algorithm.advantage!r} compares the members of a group; "
-                "set rollout.group_size >= 2"
-            )
-        if self.rollout.max_filtered and self.algorithm.advantage in ACROSS_GROUPS:
-            raise ValueError(
-                f"rollout.max_filtered leaves out groups whose plays compare as equal, but algorithm.advantage = "
-                f"{self.algorithm.advantage!r} does not compare them; set rollout.max_filtered = 0"
-            )
+        self._check_comparisons()
         sampling = self.sampling
         if (self.algorithm.overlong_buffer or 0) > sampling.max_tokens:
             raise ValueError(
@@ -288,6 +287,23 @@ class Config(Section):
                 f"server.max_model_len = {self.server.max_model_len}"
             )
         return self
+
+    def _check_comparisons(self) -> None:
+        rollout, advantage = self.rollout, self.algorithm.advantage
+        if rollout.group_size < 2 and advantage not in ACROSS_GROUPS and self.run.steps:
+            raise ValueError(
+                f"algorithm.advantage = {advantage!r} compares the members of a group; set rollout.group_size >= 2"
+            )
+        if rollout.max_filtered and advantage in ACROSS_GROUPS:
+            raise ValueError(
+                f"rollout.max_filtered leaves out groups whose plays compare as equal, but algorithm.advantage = "
+                f"{advantage!r} does not compare them; set rollout.max_filtered = 0"
+            )
+        if rollout.fork_share and advantage in ACROSS_GROUPS:
+            raise ValueError(
+                f"rollout.fork_share lets groups begin from the middle of an episode, but algorithm.advantage = "
+                f"{advantage!r} compares them with plays from the beginning; set rollout.fork_share = 0"
+            )
 
     def _check_evaluation(self) -> None:
         own = self.evaluation.policy_mapping

@@ -25,6 +25,9 @@ from agentgym.messages import AgentId, Message
 
 NOT_SAMPLED = -1
 """The version of a token that no policy server sampled (prompts, tool results, scripted policies)."""
+SCRIPTED, REPLAYED = "scripted", "replayed"
+"""Why an answer ended that no policy server sampled: a scripted policy said it; it is another episode's, of which this
+one is a fork."""
 
 
 class EndReason(StrEnum):
@@ -74,7 +77,7 @@ class Turn:
     message: Message
     """The answer as parsed; the tokens, not this text, are what is trained."""
     finish_reason: str
-    """"stop" (a stop token was sampled), "length" (max_tokens) or "scripted"; an endpoint's own word for it."""
+    """"stop" (a stop token was sampled), "length" (max_tokens), SCRIPTED or REPLAYED; an endpoint's own word for it."""
     reward: float = 0.0
     """What this agent got from this answer until its next one; named parts enter it times their weights."""
     rewards: dict[str, float] = field(default_factory=dict)
@@ -168,6 +171,8 @@ class Episode:
     """Numbers per agent: "success" (0 to 1, where the environment says it) and what `info["metrics"]` named."""
     error: str = ""
     """For failed episodes: the boundary, the exception's type and its text."""
+    sampling_seed: int = 0
+    """The seed of its scripted players."""
 
     @property
     def status(self) -> Status:
@@ -234,6 +239,11 @@ def _shape(array: NDArray[Any] | None) -> str:
 def no_route(dtype: np.dtype[Any]) -> int:
     """Return the value whose rows mean "no route" in an array of this dtype."""
     return int(np.iinfo(dtype).max)
+
+
+def sampled_tokens(trajectory: Trajectory) -> int:
+    """Count the tokens of the answers that are a trajectory's own; a fork repeats those of another one."""
+    return sum(turn.end - turn.start for turn in trajectory.turns if turn.finish_reason != REPLAYED)
 
 
 def turns_of(trajectories: Sequence[Trajectory]) -> int:

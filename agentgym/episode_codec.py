@@ -41,6 +41,7 @@ class _EpisodeFields(BaseModel):
     metrics: dict[str, float]
     agent_metrics: dict[str, dict[str, float]]
     error: str
+    sampling_seed: int
     checksums: tuple[int, ...]
     trajectories: tuple[_TrajectoryFields, ...]
 
@@ -59,6 +60,7 @@ def encode_episode(episode: Episode) -> tuple[dict[str, Any], dict[str, NDArray[
         "metrics": episode.metrics,
         "agent_metrics": episode.agent_metrics,
         "error": episode.error,
+        "sampling_seed": episode.sampling_seed,
         "checksums": list(episode.checksums),
         "trajectories": [
             {

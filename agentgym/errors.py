@@ -4,7 +4,8 @@
     ├── ConfigError      a setting, a file or a command line is wrong; nothing was started
     ├── ModelError       a model folder is missing, incomplete or of an unsupported architecture
     ├── EnvError         an environment raised, or broke its contract; the episode fails, the run goes on
-    │   └── EnvTimeoutError  an environment call did not return in time
+    │   ├── EnvTimeoutError  an environment call did not return in time
+    │   └── DivergedError    an environment did not do the same again
     ├── PolicyError      a policy server did not answer, or answered with an error
     │   └── PolicyUnavailableError  no server is there to ask; asking again later may help
     ├── WireError        a message that could not be decoded
@@ -35,6 +36,10 @@ class EnvError(AgentGymError, RuntimeError):
 
 class EnvTimeoutError(EnvError, TimeoutError):
     """An environment call did not return within its limit."""
+
+
+class DivergedError(EnvError):
+    """An environment did not do the same again, given the same seed and the same answers."""
 
 
 class PolicyError(AgentGymError, RuntimeError):

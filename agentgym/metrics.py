@@ -1,6 +1,7 @@
 """What TensorBoard shows: one scheme of tags, the same in every run.
 
 episode/*          of the trained agents in the batch of a step, and agent/<env>/<agent>/* of each alone
+fork/*             of those that went on from a turn of an earlier episode, which are in none of the others
 opponent/*         of each policy that is not trained, and rating/* of the policies that met
 train/*, policy/*  the optimizer step and how old its tokens were
 system/*           throughput, busy shares, queues, failures
@@ -12,27 +13,35 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from agentgym.episode import EndReason, Episode, Trajectory
+from agentgym.episode import EndReason, Episode, Trajectory, sampled_tokens
+from agentgym.prefix import replayed
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return the tags of a batch of episodes, averaged over the plays of agents whose policy is trained."""
     plays: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for episode in episodes:
+        again = replayed(episode)
         for agent in episode.agents:
             mine = [t for t in episode.trajectories if t.agent == agent]
             numbers = _play(mine, episode.agent_metrics.get(agent, {}))
             trained = any(t.trainable for t in mine)
+            if again:
+                numbers["replayed_turns"] = float(again)
             opponent = f"opponent/{mine[0].policy.partition('@')[0]}"  # the snapshots of a pool together
             for name, value in numbers.items():
-                plays[f"agent/{_tag(episode.env_id)}/{agent}"][name].append(value)
-                plays["episode" if trained else opponent][name].append(value)
+                if not again:
+                    plays[f"agent/{_tag(episode.env_id)}/{agent}"][name].append(value)
+                    plays["episode" if trained else opponent][name].append(value)
+                elif trained:
+                    plays["fork"][name].append(value)
     out = {}
     for prefix, names in plays.items():
         for name, values in names.items():
             # A part that was not given is 0; a success that the environment never stated is unknown.
             count = len(values) if name == "success" else len(names["reward"])
             out[f"{prefix}/{name}"] = sum(values) / count
+    episodes = [episode for episode in episodes if not replayed(episode)]
     reasons = Counter(episode.end_reason for episode in episodes)
     for reason in EndReason:
         out[f"episode/end/{reason.value}"] = reasons[reason] / max(1, len(episodes))
@@ -47,7 +56,7 @@ def _play(trajectories: Sequence[Trajectory], metrics: Mapping[str, float]) -> d
         "reward": sum(turn.reward for turn in turns),
         "turns": float(len(turns)),
         "tokens": float(sum(len(t.tokens) for t in trajectories)),
-        "sampled_tokens": float(sum(int(t.loss_mask.sum()) for t in trajectories)),
+        "sampled_tokens": float(sum(map(sampled_tokens, trajectories))),
     }
     for turn in turns:
         for name, value in turn.rewards.items():

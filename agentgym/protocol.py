@@ -13,6 +13,7 @@ trainer -> coordinator   hello, heartbeat, batch_request, step_done, error
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict  # pydantic wants this one below Python 3.12
 
 Role = Literal["worker", "server", "trainer"]
 
@@ -98,6 +99,17 @@ class Leaving(Header):
     kind: ClassVar[str] = "leaving"
 
 
+class Recorded(TypedDict):
+    """An answer of a recorded episode."""
+
+    prompt: int
+    """The checksum of the ids that it answered."""
+    tokens: list[int]
+    """Empty where the agent is to answer by itself."""
+    message: dict[str, Any]
+    """What the ids mean."""
+
+
 class Lease(Header):
     """One episode to play."""
 
@@ -112,6 +124,8 @@ class Lease(Header):
     """Policy by agent, a pool's snapshot as "pool@version"; "*" is every agent that is not named."""
     teacher: str = ""
     """In a warm-up: the scripted policy that plays in place of every policy that is not scripted itself."""
+    prefix: dict[str, list[Recorded]] = Field(default_factory=dict)
+    """Of a fork, by agent: the answers that are given first, those of another episode; see `agentgym.prefix`."""
 
 
 class Ack(Header):

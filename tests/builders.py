@@ -8,7 +8,7 @@ import numpy as np
 
 from agentgym.config import Config
 from agentgym.coordinator.groups import Group
-from agentgym.episode import NOT_SAMPLED, EndReason, Episode, Trajectory, Turn, no_route
+from agentgym.episode import NOT_SAMPLED, REPLAYED, EndReason, Episode, Trajectory, Turn, no_route
 from agentgym.messages import assistant
 from agentgym.protocol import Lease
 
@@ -33,18 +33,23 @@ def trajectory_of(
     routes: bool = True,
     branch: int = 0,
     answer: int = ANSWER,
+    finish: str = "stop",
+    replayed: int = 0,
 ) -> Trajectory:
-    """A trajectory with a turn per reward: PROMPT tokens are read, `answer` are sampled, and so on."""
+    """A trajectory with a turn per reward: PROMPT tokens are read, `answer` are sampled, and so on.
+
+    The first `replayed` answers are those of another episode.
+    """
     turns, rounds = [], len(rewards)
     each = [versions] * rounds if isinstance(versions, int) else list(versions)
     K = rounds * (PROMPT + answer)
     mask, version = np.zeros(K, np.bool_), np.full(K, NOT_SAMPLED, np.int32)
     for number, reward in enumerate(rewards):
         end = (number + 1) * (PROMPT + answer)
-        mask[end - answer : end], version[end - answer : end] = True, each[number]
-        turns.append(
-            Turn(end - answer, end, assistant(f"answer {number}"), "stop", reward, {"all": reward}, 0.5)
-        )
+        again = number < replayed
+        mask[end - answer : end], version[end - answer : end] = True, NOT_SAMPLED if again else each[number]
+        ended, message = REPLAYED if again else finish, assistant(f"answer {number}")
+        turns.append(Turn(end - answer, end, message, ended, reward, {"all": reward}, 0.5))
     experts = (np.arange(K * LAYERS * TOPK) % 8).astype(np.uint8).reshape(K, LAYERS, TOPK)
     experts[-1:] = no_route(experts.dtype)
     return Trajectory(
@@ -73,7 +78,8 @@ def episode_of(
 ) -> Episode:
     """An episode with a turn per reward, of one agent or of several; or with the given trajectories."""
     by_agent = rewards if isinstance(rewards, Mapping) else {"agent": rewards}
-    record = {key: fields.pop(key) for key in ("metrics", "agent_metrics", "task_index") if key in fields}
+    given = ("metrics", "agent_metrics", "task_index", "sampling_seed")
+    record = {key: fields.pop(key) for key in given if key in fields}
     made = tuple(trajectories) or tuple(
         trajectory_of(values, agent=agent, **fields) for agent, values in by_agent.items()
     )
@@ -91,6 +97,7 @@ def episode_of(
         metrics=record.get("metrics", {"seconds": 1.5}),
         agent_metrics=record.get("agent_metrics", {}),
         error=error,
+        sampling_seed=record.get("sampling_seed", 0),
     )
 
 

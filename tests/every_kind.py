@@ -15,7 +15,14 @@ ONE_OF_EACH: dict[str, Header] = {
         protocol.Ready(credits=3),
         protocol.Leaving(),
         protocol.Lease(
-            lease_id=1, task_index=2, seed=3, group_id=4, member=5, sampling_seed=6, policies={"*": "noisy"}
+            lease_id=1,
+            task_index=2,
+            seed=3,
+            group_id=4,
+            member=5,
+            sampling_seed=6,
+            policies={"*": "noisy"},
+            prefix={"a": [{"prompt": 7, "tokens": [1, 2], "message": {"role": "assistant", "content": "b"}}]},
         ),
         protocol.Ack(lease_id=1),
         protocol.Cancel(lease_id=1),

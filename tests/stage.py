@@ -12,7 +12,7 @@ from agentgym.episode import Episode, Trajectory
 from agentgym.policy.client import Completion, Sampling
 from agentgym.policy.scripted import Script, ScriptedPolicy
 from agentgym.policy.template import ChatTokenizer
-from agentgym.protocol import Lease
+from agentgym.protocol import Lease, Recorded
 from agentgym.registry import EnvSpec
 from agentgym.rewards import Rewards
 from agentgym.worker.driver import DRIVERS
@@ -93,7 +93,9 @@ class Stage:
         chars: int | None = None,
         clock: Callable[[], float] | None = None,
         rewards: Rewards | None = None,
+        prefix: dict[str, list[Recorded]] | None = None,
     ) -> None:
+        self.prefix = prefix or {}
         self.tokenizer, self.policy, self.others = tokenizer, policy, others or {}
         self.limits = Limits(max_turns, max_tokens, context, 10.0, chars)
         self.answer = answer
@@ -118,7 +120,7 @@ class Stage:
 
     def rollout(self, env: Any, kind: str = "single", **limits: float) -> Rollout:
         return Rollout(
-            lease_of(seed=5, group_id=2, member=1, task_index=9),
+            lease_of(seed=5, group_id=2, member=1, task_index=9, prefix=self.prefix),
             ThreadHost(Mailbox(), Table(EnvSpec("toy", "toys:Toy", kind), DRIVERS[kind](env))),  # type: ignore[arg-type]
             config=EnvConfig(id="toy", **limits),
             make_seat=self.seat,

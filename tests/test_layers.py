@@ -24,7 +24,8 @@ LAYERS = [
     # records, settings, what crosses a socket
     "config episode keys model registry spaces",
     "wire",
-    "batch door busy config_file episode_codec metrics ratings tensorboard",
+    "batch door busy config_file episode_codec prefix ratings tensorboard",
+    "metrics",
     "catalog episode_json",
     "episode_print",
     "evaluation.stats",
@@ -62,7 +63,7 @@ LAYERS = [
     "coordinator.concurrency coordinator.store",
     "show coordinator.assemble coordinator.launch coordinator.scoring coordinator.serving",
     "coordinator.evaluations",
-    "coordinator.surroundings",
+    "coordinator.surroundings coordinator.forks",
     "coordinator.dispatcher coordinator.report",
     "coordinator.status",
     "coordinator.training",

@@ -22,8 +22,9 @@ from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.batch import Sample, concatenate, pack_microbatches, sums
 from agentgym.coordinator.groups import Group
 from agentgym.coordinator.schedule import Step
-from agentgym.episode import Episode, Trajectory
+from agentgym.episode import REPLAYED, Episode, Trajectory, sampled_tokens
 from agentgym.messages import AgentId
+from agentgym.prefix import replayed
 from agentgym.protocol import BatchHeader
 from agentgym.trainer_config import TrainerConfig
 
@@ -80,7 +81,7 @@ def assemble(
     Advantages look at the plays of all policies that are trained: who shares a return may be another's.
     `max_tokens` is the limit of an answer, `baselines` what the step before remembered.
     """
-    members_B_G = [group.members for group in groups]
+    members_B_G = [members for group in groups for members in _comparable(group)]
     plays_B_G = [[_plays(episode, algorithm, max_tokens) for episode in members] for members in members_B_G]
     advantages_B_G = _rewards(plays_B_G)  # supervised steps look at no advantage
     if not warmup:
@@ -110,7 +111,7 @@ def assemble(
         _sample(fresh[n], scale, weights[n])
         for n in useful or range(len(fresh))[:1]  # a step where all plays agree still counts as a step
     ]
-    sampled = sum(int(row.trajectory.loss_mask.sum()) for row in scored)
+    sampled = sum(sampled_tokens(row.trajectory) for row in scored)
     trained = [] if warmup else [sample.versions[sample.loss_mask] for sample in samples]
     ages = (version - np.concatenate(trained) if trained else np.zeros(0)).astype(np.int32)
     metrics = {
@@ -124,9 +125,16 @@ def assemble(
 
 def teaches(group: Group, algorithm: AlgorithmConfig, max_tokens: int) -> bool:
     """Whether the plays of a group, compared with each other, give any turn an advantage."""
-    plays_G = [_plays(episode, algorithm, max_tokens) for episode in group.members]
-    (advantages_G,), _ = estimate(_rewards([plays_G]), algorithm, {})
-    return any((np.abs(a_T) >= ROUNDING).any() for advantages in advantages_G for a_T in advantages.values())
+    plays_B_G = [
+        [_plays(episode, algorithm, max_tokens) for episode in members] for members in _comparable(group)
+    ]
+    advantages_B_G, _ = estimate(_rewards(plays_B_G), algorithm, {})
+    return any(
+        (np.abs(a_T) >= ROUNDING).any()
+        for advantages_G in advantages_B_G
+        for advantages in advantages_G
+        for a_T in advantages.values()
+    )
 
 
 def batch_of(
@@ -156,6 +164,18 @@ def batch_of(
     return header, arrays
 
 
+def _comparable(group: Group) -> list[list[Episode]]:
+    """Return the members that share what they began with, in the order of the members.
+
+    In a fork that is the turn that they go on from; those whose environment did not come to it again play from the
+    beginning, and are compared with each other.
+    """
+    together: dict[int, list[Episode]] = {}
+    for episode in group.members:
+        together.setdefault(replayed(episode), []).append(episode)
+    return list(together.values())
+
+
 def _plays(episode: Episode, algorithm: AlgorithmConfig, max_tokens: int) -> dict[AgentId, _Play]:
     """Return the parts of the agents that are trained."""
     plays = {}
@@ -165,7 +185,9 @@ def _plays(episode: Episode, algorithm: AlgorithmConfig, max_tokens: int) -> dic
             for trajectory, crc in zip(episode.trajectories, episode.checksums, strict=True)
             if trajectory.agent == agent and trajectory.trainable
         ]
-        turns = [turn for trajectory, _ in mine for turn in trajectory.turns]
+        turns = [
+            turn for trajectory, _ in mine for turn in trajectory.turns if turn.finish_reason != REPLAYED
+        ]
         rewards_T = np.array([turn.reward for turn in turns])
         if algorithm.overlong_buffer is not None:
             rewards_T = rewards_T + overlong(
@@ -196,9 +218,10 @@ def _score(play: _Play, advantages_T: Floats, usable: tuple[int, int] | None) ->
     for trajectory, crc in play.trajectories:
         per_token = np.zeros(len(trajectory.tokens), np.float32)
         for turn in trajectory.turns:
-            per_token[turn.start : turn.end] = next(rest)
+            if turn.finish_reason != REPLAYED:
+                per_token[turn.start : turn.end] = next(rest)
         mask = trajectory.loss_mask
-        if usable is not None:
+        if usable is not None:  # recorded answers have no version
             mask = mask & (trajectory.versions >= usable[0]) & (trajectory.versions <= usable[1])
         rows.append(_Scored(trajectory, crc, per_token, mask))
     return rows

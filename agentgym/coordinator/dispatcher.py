@@ -17,6 +17,7 @@ from zlib import crc32
 from agentgym.config import Config
 from agentgym.coordinator.assemble import teaches
 from agentgym.coordinator.concurrency import Concurrency
+from agentgym.coordinator.forks import Fork, Forks, fork_like
 from agentgym.coordinator.groups import Group, GroupBuffer, SetAside
 from agentgym.coordinator.leases import LeaseTable, Ticket
 from agentgym.coordinator.lineup import EVERYBODY_ELSE, Lineups
@@ -24,9 +25,10 @@ from agentgym.coordinator.peers import ServerPeer
 from agentgym.coordinator.pools import Pools
 from agentgym.coordinator.schedule import Step, sampling_seed, task_seed
 from agentgym.coordinator.surroundings import Store
-from agentgym.episode import EndReason, Episode, Status
+from agentgym.episode import EndReason, Episode, Status, sampled_tokens
 from agentgym.errors import EnvError, RunError
 from agentgym.messages import AgentId
+from agentgym.prefix import replayed
 from agentgym.protocol import Lease
 from agentgym.ratings import Ratings
 
@@ -61,7 +63,6 @@ class Dispatcher:
             store: the episodes on disk, those of an earlier run among them.
         """
         state = state or {}
-        limits = config.env
         self._config = config
         self._env_key = crc32(config.env.id.encode())
         self._store = store
@@ -76,31 +77,32 @@ class Dispatcher:
         self._failing: list[int] = []
         """The tasks of the episodes that failed since one succeeded."""
         self._unscored_in_a_row = 0
+        self._teaches = partial(teaches, algorithm=config.algorithm, max_tokens=config.sampling.max_tokens)
         self.groups = GroupBuffer(
             timeout=config.rollout.group_timeout,
             scored=bool(config.rollout.group_rewards),
             max_filtered=config.rollout.max_filtered,
-            teaches=partial(teaches, algorithm=config.algorithm, max_tokens=config.sampling.max_tokens),
+            teaches=self._teaches,
         )
         self.leases = LeaseTable(
             max_retries=config.coordinator.max_retries,
-            # The worker enforces the limits of an episode; this one is for workers that fail to.
-            timeout=2 * limits.episode_timeout
-            + limits.reset_timeout
-            + limits.step_timeout
-            + limits.reward_timeout,
+            timeout=config.env.patience,
             first_id=max(int(state.get("next_lease", 1)), store.next_lease() if store else 1),
         )
         self.counts: Counter[str] = Counter(state.get("counts", {}))
-        """Episodes by status since the run began: ok, truncated, failed; and the tokens they sampled."""
+        """Episodes by status since the run began: ok, truncated, failed; the tokens they sampled; forks that came to
+        their turn (forked), and those whose environment did not do the same again (diverged)."""
         self.last_error = ""
         self.ratings = Ratings(decay=RATING_DECAY)
         if "ratings" in state:
             self.ratings.restore(state["ratings"])
         self.concurrency = Concurrency(config)
         self._lineups = Lineups(config, agents)
+        self._forks = Forks(config)
         self._lineup: dict[AgentId, str] | None = None
         """Of the next group, which may have to wait for a pool."""
+        self._fork: Fork | None = None
+        """What the next group begins from, if it is a fork."""
         self.pools = Pools(config, snapshots, self.ratings, state)
 
     def state(self) -> dict[str, Any]:
@@ -165,8 +167,10 @@ class Dispatcher:
             self._failed(ticket, episode.error, again=episode.end_reason is not EndReason.ENV_FAILED)
         else:
             self._failing.clear()
-            self.counts["tokens"] += sum(int(t.loss_mask.sum()) for t in episode.trajectories)
-            if not ticket.teacher:
+            self.counts["tokens"] += sum(map(sampled_tokens, episode.trajectories))
+            if ticket.prefix:
+                self.counts["forked" if replayed(episode) else "diverged"] += 1
+            elif not ticket.teacher:
                 self.ratings.add(episode)
             return self.groups.add(episode, now)
         return None
@@ -243,7 +247,12 @@ class Dispatcher:
 
     def take(self, step: Step) -> list[Group] | None:
         """Return the groups of a step, or None while there are not enough."""
-        return self.groups.take(step.groups) if self.groups.ready >= step.groups else None
+        if self.groups.ready < step.groups:
+            return None
+        groups = self.groups.take(step.groups)
+        if not step.warmup:
+            self._forks.offer(groups, self._teaches)
+        return groups
 
     def _retry(self, tickets: list[Ticket], why: str) -> None:
         for ticket in tickets:
@@ -255,18 +264,23 @@ class Dispatcher:
         """Open the next group; False if a pool that it plays against is not ready."""
         if self._stored:
             return self._restore_group(step)
-        task = self._again[0] if self._again else self._next_task
         group_id = self._next_group
+        if self._lineup is None and not step.warmup:
+            self._fork = self._forks.draw(group_id, partial(self._drawn, group_id))
+        task = self._again[0] if self._again else self._next_task
+        if self._fork is not None:
+            task = self._fork.task_index
         policies = self._policies(step, group_id, task)
         if policies is None:
             return False
-        if self._again:
+        fork, self._fork = self._fork, None
+        if fork is None and self._again:
             self._again.popleft()
-        else:
+        elif fork is None:
             self._next_task += 1
         self._next_group += 1
-        self.groups.start(group_id, task, step.group_size)
-        self._queue(step, group_id, task, range(step.group_size), policies)
+        self.groups.start(group_id, task, step.group_size, forked=fork is not None)
+        self._queue(step, group_id, task, range(step.group_size), policies, fork)
         return True
 
     def _restore_group(self, step: Step) -> bool:
@@ -283,15 +297,16 @@ class Dispatcher:
         ):  # members are compared: who met another snapshot than the others will is played again
             episodes = {member: e for member, e in episodes.items() if _played_by(e, policies)}
         size = len(episodes) if stored.complete else stored.size
-        self.groups.restore(stored.group_id, stored.task_index, size, episodes)
+        fork = fork_like(episodes.values())
+        self.groups.restore(stored.group_id, stored.task_index, size, episodes, forked=fork is not None)
         missing = [] if stored.complete else [member for member in range(size) if member not in episodes]
-        self._queue(step, stored.group_id, stored.task_index, missing, policies)
+        self._queue(step, stored.group_id, stored.task_index, missing, policies, fork)
         return True
 
     def _policies(self, step: Step, group_id: int, task: int) -> Mapping[AgentId, str] | None:
         """Return who plays whom in a group; None if a pool is not ready."""
         if self._lineup is None:
-            self._lineup = self._lineups.draw(group_id=group_id, task_index=task, seed=self._seed(task))
+            self._lineup = self._drawn(group_id, task)
         policies = self._lineup
         if not step.warmup:  # there the teacher plays for the pools too
             snapshots = self.pools.enter(group_id, set(policies.values()), self.groups.is_open)
@@ -301,22 +316,33 @@ class Dispatcher:
         self._lineup = None
         return policies
 
+    def _drawn(self, group_id: int, task: int) -> dict[AgentId, str]:
+        return self._lineups.draw(group_id=group_id, task_index=task, seed=self._seed(task))
+
     def _seed(self, task: int) -> int:
         return task_seed(self._config.run.seed, self._env_key, task)
 
     def _queue(
-        self, step: Step, group_id: int, task: int, members: Iterable[int], policies: Mapping[AgentId, str]
+        self,
+        step: Step,
+        group_id: int,
+        task: int,
+        members: Iterable[int],
+        policies: Mapping[AgentId, str],
+        fork: Fork | None,
     ) -> None:
         for member in members:
+            seed = sampling_seed(self._config.run.seed, group_id, member)
             self.leases.add(
                 Ticket(
                     task_index=task,
                     seed=self._seed(task),
                     group_id=group_id,
                     member=member,
-                    sampling_seed=sampling_seed(self._config.run.seed, group_id, member),
+                    sampling_seed=fork.sampling_seed if fork else seed,
                     policies=dict(policies),
                     teacher=self._config.warmup.policy if step.warmup else "",
+                    prefix=fork.prefix if fork else {},
                 )
             )
 

@@ -28,6 +28,8 @@ class Group:
     deadline: float | None = None
     scoring: bool = False
     """Whether its group rewards were asked for."""
+    forked: bool = False
+    """Whether its members go on from an earlier episode; see `agentgym.coordinator.forks`."""
 
     @property
     def members(self) -> list[Episode]:
@@ -97,19 +99,20 @@ class GroupBuffer:
         return group_id in self._open
 
     def pending_tasks(self) -> list[int]:
-        """Return the tasks of all groups that no step has consumed."""
-        return sorted(
-            group.task_index for group in (*self._open.values(), *self._unscored.values(), *self._ready)
-        )
+        """Return the tasks of all groups that no step has consumed; forks, whose tasks are others', left out."""
+        waiting = (*self._open.values(), *self._unscored.values(), *self._ready)
+        return sorted(group.task_index for group in waiting if not group.forked)
 
-    def start(self, group_id: int, task_index: int, size: int) -> None:
+    def start(self, group_id: int, task_index: int, size: int, *, forked: bool = False) -> None:
         """Open a group."""
-        self._open[group_id] = Group(group_id, task_index, size)
+        self._open[group_id] = Group(group_id, task_index, size, forked=forked)
         self.counts["opened"] += 1
 
-    def restore(self, group_id: int, task_index: int, size: int, episodes: dict[int, Episode]) -> None:
+    def restore(
+        self, group_id: int, task_index: int, size: int, episodes: dict[int, Episode], *, forked: bool = False
+    ) -> None:
         """Open a group that has some of its episodes, or all."""
-        self.start(group_id, task_index, size)
+        self.start(group_id, task_index, size, forked=forked)
         self.counts["restored"] += 1
         self._open[group_id].episodes.update(episodes)
         self._close_if_complete(self._open[group_id])

@@ -7,9 +7,10 @@ it is counted and never used.
 """
 
 from collections import Counter, deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from agentgym.protocol import Lease
+from agentgym.messages import AgentId
+from agentgym.protocol import Lease, Recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Ticket:
     sampling_seed: int
     policies: dict[str, str]
     teacher: str = ""
+    prefix: dict[AgentId, list[Recorded]] = field(default_factory=dict)
     tries: int = 0
 
 
@@ -87,6 +89,7 @@ class LeaseTable:
             sampling_seed=ticket.sampling_seed,
             policies=ticket.policies,
             teacher=ticket.teacher,
+            prefix=ticket.prefix,
         )
 
     def finish(self, lease_id: int, worker: bytes) -> Ticket | None:

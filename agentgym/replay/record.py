@@ -7,7 +7,7 @@ from functools import partial
 from agentgym.episode import EndReason, Episode, Trajectory, Turn
 from agentgym.errors import PolicyError
 from agentgym.messages import AgentId, Message, ToolSchema
-from agentgym.policy.client import Completion, Policy, Sampling, Speaker
+from agentgym.policy.client import Completion, Sampling, Speaker
 from agentgym.replay.source import turns_of
 
 CUT = (EndReason.TIMEOUT, EndReason.POLICY_FAILED)
@@ -32,21 +32,17 @@ class Log:
     """What was asked in a play, in order."""
 
     record: Episode
-    kept: int | None = None
-    """Answers of each agent that are those of the record; None: all."""
     asked: list[_Asked] = field(default_factory=list)
     stopped: bool = False
     """Whether the play was ended because the record has no answer to what was asked."""
 
-    def next(self, agent: AgentId, prompt: list[int] | None) -> tuple[Trajectory, Turn] | None:
-        """Return the recorded answer to what an agent is asked now; None where it is to find another one.
+    def next(self, agent: AgentId, prompt: list[int] | None) -> tuple[Trajectory, Turn]:
+        """Return the recorded answer to what an agent is asked now.
 
         Raises:
             PolicyError: the record has none.
         """
         number = sum(one.agent == agent for one in self.asked)
-        if self.kept is not None and number >= self.kept:
-            return None
         self.asked.append(_Asked(agent, number, prompt))
         mine = turns_of(self.record, agent)
         if number < len(mine):
@@ -58,11 +54,11 @@ class Log:
 
 
 class RecordedPolicy:
-    """Answers with recorded tokens, then as another policy."""
+    """Answers with recorded tokens."""
 
-    def __init__(self, agent: AgentId, log: Log, then: Policy | None = None) -> None:
-        """Play an agent; `then` answers what is not to be as in the record."""
-        self._agent, self._log, self._then = agent, log, then
+    def __init__(self, agent: AgentId, log: Log) -> None:
+        """Play an agent."""
+        self._agent, self._log = agent, log
 
     async def complete(
         self,
@@ -74,13 +70,7 @@ class RecordedPolicy:
         affinity: object = None,
     ) -> Completion:
         """Return the recorded answer, if it was to this prompt; see `Policy.complete`."""
-        recorded = self._log.next(self._agent, list(prompt))
-        if recorded is None:
-            assert self._then is not None
-            return await self._then.complete(
-                prompt, sampling, routes_start=routes_start, timeout=timeout, affinity=affinity
-            )
-        trajectory, turn = recorded
+        trajectory, turn = self._log.next(self._agent, list(prompt))
         answer = slice(turn.start, turn.end)
         routes = trajectory.routes
         return Completion(
@@ -104,9 +94,7 @@ class RecordedSpeaker(Speaker):
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, timeout: float
     ) -> tuple[Message, str]:
         """Return the recorded answer; see `Speaker.chat`."""
-        recorded = self._log.next(self._agent, None)
-        assert recorded is not None
-        _, turn = recorded
+        _, turn = self._log.next(self._agent, None)
         return turn.message, turn.finish_reason
 
 

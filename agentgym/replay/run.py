@@ -8,21 +8,22 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agentgym.coordinator.schedule import sampling_seed
+from agentgym.config import EnvConfig
 from agentgym.episode import Episode
 from agentgym.episode_json import EpisodeWriter, record_of
 from agentgym.errors import ConfigError, EnvError
 from agentgym.evaluation.summary import print_summary
 from agentgym.messages import AgentId
 from agentgym.policy.template import ChatTokenizer
-from agentgym.protocol import Lease
+from agentgym.prefix import prefix_of
+from agentgym.protocol import Lease, Recorded
 from agentgym.registry import spec
 from agentgym.replay.record import Log, RecordedPolicy, RecordedSpeaker, first_difference
 from agentgym.replay.source import Source, read_source, turns_of, was_sampled
 from agentgym.rewards import Rewards
 from agentgym.worker.local_server import local_server, tiny_tokenizer
 from agentgym.worker.pool import EnvPool
-from agentgym.worker.rollout import Rollout
+from agentgym.worker.rollout import Play, Rollout, SeatMaker
 from agentgym.worker.seat import Seat
 from agentgym.worker.seating import Seating, Served
 from agentgym.worker.table import Opening
@@ -39,7 +40,7 @@ def replay(path: Path, *, number: int, console: Console) -> bool:
     """
     source = read_source(path, number)
     cast, log = Cast(source), Log(source.episode)
-    played = asyncio.run(_play_one(cast, log))
+    played = asyncio.run(_play_again(cast, log))
     difference = first_difference(log, played, cast.decode)
     title = f"{source.env.id}, seed {source.episode.seed}"
     if difference is None:
@@ -86,44 +87,53 @@ def fork(path: Path, *, number: int, turn: int, count: int, out: Path | None, co
         console.print(f"episodes  agentgym show {out}", highlight=False)
 
 
-async def continuations(cast: "Cast", turn: int, count: int) -> list[Episode]:
+async def continuations(source: Source, live: Mapping[str, Served], turn: int, count: int) -> list[Episode]:
     """Return `count` plays that have the first `turn` answers of each agent in common with the record.
 
-    They are the members of one group: they can be compared, and trained on as `assemble` does.
+    They are the members of one group, and can be compared. `live` are the policies that go on, by name.
 
     Raises:
         EnvError: the environment did not come to the same turn again.
     """
     slots = min(count, MOST_AT_ONCE)
-    pool, free = EnvPool(cast.source.env, slots=slots), asyncio.Semaphore(slots)
-    logs = [Log(cast.source.episode, kept=turn) for _ in range(count)]
+    pool, free = EnvPool(source.env, slots=slots), asyncio.Semaphore(slots)
+    env_spec = spec(source.env.id)
+    seating = Seating(
+        source.env,
+        env_spec,
+        {name: policy for name, policy in source.policies.items() if policy.kind in ("model", "scripted")},
+        sampling=source.sampling,
+        tokenizer=Cast(source).tokenizer_of(""),
+        served=live,
+        trained={source.policy_of(t.agent) for t in source.episode.trajectories if t.trainable},
+    )
+    rewards, prefix = Rewards.of(source.env, env_spec), prefix_of(source.episode, turn)
 
-    async def one(member: int) -> Episode:
+    async def one(member: int) -> Play:
         async with free:
-            return await _play(cast, logs[member], pool, member)
+            lease = _lease(source.episode, member, prefix)
+            return await _play(lease, pool, env=source.env, make_seat=seating.seat, rewards=rewards)
 
     try:
-        episodes = await asyncio.gather(*map(one, range(count)))
+        plays = await asyncio.gather(*map(one, range(count)))
     finally:
         await pool.close()
-    for log, episode in zip(logs, episodes, strict=True):
-        if log.stopped:
-            raise EnvError(
-                "the episode cannot be continued, because its environment does not do the same again: "
-                f"{first_difference(log, episode, cast.decode)}"
-            )
-    return episodes
+    diverged = sum(play.diverged for play in plays)
+    if diverged:
+        raise EnvError(
+            f"the episode cannot be continued: in {diverged} of {count} plays its environment did not do the same "
+            "again; `agentgym replay` shows where"
+        )
+    return [play.episode for play in plays]
 
 
 class Cast:
-    """Seats the agents of a record: with its answers, and where those end with policies that are served."""
+    """Seats the agents of a record, with its answers."""
 
-    def __init__(self, source: Source, live: Mapping[str, Served] | None = None) -> None:
-        """Prepare for any number of plays; `live`: the policies that go on, None: nobody does."""
+    def __init__(self, source: Source) -> None:
+        """Prepare for a play."""
         self.source = source
         self.env_spec = spec(source.env.id)
-        self.rewards = Rewards.of(source.env, self.env_spec)
-        self._live = live
         self.tokenizer_of = cache(self._tokenizer)
 
     def decode(self, agent: AgentId, tokens: Sequence[int]) -> str:
@@ -139,13 +149,8 @@ class Cast:
         policies, served, speakers = {}, {}, {}
         if known is not None and known.kind in ("model", "pool"):
             policies[policy] = known
-            live = self._live.get(policy) if self._live is not None else None
-            client = RecordedPolicy(agent, log, live.client if live else None)
-            length = live.max_model_len if live else source.server.max_model_len
-            served[policy] = Served(client, tokenizer, length)
-        if self._live is not None and known is not None and known.kind == "scripted":
-            policies[policy] = known  # says the same again, and goes on by itself
-        elif self._live is None and not any(map(was_sampled, mine)):
+            served[policy] = Served(RecordedPolicy(agent, log), tokenizer, source.server.max_model_len)
+        if not any(map(was_sampled, mine)):
             speakers[policy] = RecordedSpeaker(agent, log)
         return Seating(
             source.env,
@@ -167,37 +172,45 @@ class Cast:
         return tiny_tokenizer()
 
 
-async def _play_one(cast: Cast, log: Log) -> Episode:
-    pool = EnvPool(cast.source.env, slots=1)
+async def _play_again(cast: Cast, log: Log) -> Episode:
+    source = cast.source
+
+    def seat(agent: AgentId, opening: Opening, lease: Lease) -> Seat:
+        return cast.seat(agent, opening, lease, log)
+
+    rewards, lease = Rewards.of(source.env, cast.env_spec), _lease(source.episode, source.episode.member, {})
+    pool = EnvPool(source.env, slots=1)
     try:
-        return await _play(cast, log, pool, log.record.member)
+        play = await _play(lease, pool, env=source.env, make_seat=seat, rewards=rewards)
+        return play.episode
     finally:
         await pool.close()
 
 
-async def _play(cast: Cast, log: Log, pool: EnvPool, member: int) -> Episode:
-    record, env = cast.source.episode, cast.source.env
-    lease = Lease(
+def _lease(record: Episode, member: int, prefix: dict[AgentId, list[Recorded]]) -> Lease:
+    return Lease(
         lease_id=member,
         task_index=record.task_index,
         seed=record.seed,
         group_id=record.group_id,
         member=member,
-        sampling_seed=sampling_seed(cast.source.seed, record.group_id, record.member),
+        sampling_seed=record.sampling_seed,
         policies={"*": "", **{t.agent: t.policy for t in record.trajectories}},
+        prefix=prefix,
     )
 
-    def seat(agent: AgentId, opening: Opening, lease: Lease) -> Seat:
-        return cast.seat(agent, opening, lease, log)
 
+async def _play(
+    lease: Lease, pool: EnvPool, *, env: EnvConfig, make_seat: SeatMaker, rewards: Rewards
+) -> Play:
     host = await pool.take()
     reusable = False
     try:
-        play = await Rollout(lease, host, config=env, make_seat=seat, rewards=cast.rewards).play()
+        play = await Rollout(lease, host, config=env, make_seat=make_seat, rewards=rewards).play()
         reusable = play.reusable
     finally:
         pool.give_back(host, reusable=reusable)
-    return play.episode
+    return play
 
 
 async def _fork(source: Source, turn: int, count: int, names: list[str]) -> list[Episode]:
@@ -206,4 +219,4 @@ async def _fork(source: Source, turn: int, count: int, names: list[str]) -> list
         for name in names:
             server = await stack.enter_async_context(local_server(source.models[name], source.server))
             live[name] = server.served
-        return await continuations(Cast(source, live), turn, count)
+        return await continuations(source, live, turn, count)

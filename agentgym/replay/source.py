@@ -25,8 +25,6 @@ class Source:
     sampling: SamplingConfig
     server: ServerConfig
     policies: dict[str, PolicyConfig]
-    seed: int
-    """`run.seed`."""
     models: dict[str, Path]
     """The folders of the policies that servers answer for; for the trained ones of a run its last checkpoint."""
     config: dict[str, Any]
@@ -68,7 +66,6 @@ def read_source(path: Path, number: int) -> Source:
         sampling = SamplingConfig.model_validate(config["sampling"])
         server = ServerConfig.model_validate(config["server"])
         policies = {name: PolicyConfig.model_validate(given) for name, given in config["policies"].items()}
-        seed = int(config["run"]["seed"])
     except (KeyError, ValueError) as error:
         raise ConfigError(
             f"{path} does not say with which settings its episodes were played ({error}); give a run directory, or a "
@@ -78,4 +75,4 @@ def read_source(path: Path, number: int) -> Source:
     if path.is_dir():
         models |= checkpoint_models(path)
     models |= {name: models[p.pool] for name, p in policies.items() if p.pool is not None}
-    return Source(episode, env, sampling, server, policies, seed, models, config)
+    return Source(episode, env, sampling, server, policies, models, config)

@@ -1,16 +1,16 @@
 """One simulated play: turns, tokens and seconds that are drawn, in a record like that of a real one."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.random import Generator
 
 from agentgym.config import Config
-from agentgym.episode import NOT_SAMPLED, EndReason, Episode, Trajectory, Turn
+from agentgym.episode import NOT_SAMPLED, REPLAYED, EndReason, Episode, Trajectory, Turn
 from agentgym.messages import AgentId, assistant
-from agentgym.protocol import Lease
+from agentgym.protocol import Lease, Recorded
 from agentgym.simulation.engine import Spans
 from agentgym.simulation.quantity import draw_of
 
@@ -28,9 +28,11 @@ class _Seat:
     policy: str
     served: bool
     trainable: bool
+    recorded: Iterator[Recorded]
+    """Of a fork: the answers that are given first."""
     tokens: int = 0
-    answers: list[tuple[int, int, Spans]] = field(default_factory=list)
-    """(first token, token after the last, versions) of each."""
+    answers: list[tuple[int, int, Spans, str]] = field(default_factory=list)
+    """(first token, token after the last, versions, why it ended) of each."""
 
 
 class Play:
@@ -51,7 +53,8 @@ class Play:
     async def play(self) -> Episode:
         """Play to the end."""
         rng, config = self._rng, self._config
-        turns = max(1, round(draw_of(config.simulation.turns)(rng)))
+        begun = max(map(len, self._lease.prefix.values()), default=1)
+        turns = max(begun, round(draw_of(config.simulation.turns)(rng)))
         fails = rng.random() < config.simulation.failed_plays
         limit = config.env.max_turns or MAX_TURNS
         try:
@@ -79,19 +82,23 @@ class Play:
         if room < 1:
             return False
         answer = max(1, min(round(self._answer_tokens(rng)), config.sampling.max_tokens, room))
-        spans = [(0, NOT_SAMPLED)]
-        if seat.served and not self._lease.teacher:
+        spans, finish = [(0, NOT_SAMPLED)], "stop"
+        recorded = next(seat.recorded, None)
+        if recorded is not None and recorded["tokens"]:
+            answer, finish = len(recorded["tokens"]), REPLAYED
+        elif seat.served and not self._lease.teacher:
             spans = await self._ask(seat.policy, prompt, seat.tokens, answer)
         first = seat.tokens + prompt
         seat.tokens = first + answer
-        seat.answers.append((first, seat.tokens, spans))
+        seat.answers.append((first, seat.tokens, spans, finish))
         return True
 
     def _seat(self, agent: AgentId) -> _Seat:
         config = self._config
         policy = self._lease.policies.get(agent) or self._lease.policies["*"]
         name = policy.partition("@")[0]
-        return _Seat(agent, policy, name in config.served, name in config.policies_to_train)
+        recorded = iter(self._lease.prefix.get(agent, ()))
+        return _Seat(agent, policy, name in config.served, name in config.policies_to_train, recorded)
 
     def _episode(self, reason: EndReason) -> Episode:
         lease, failed = self._lease, reason is EndReason.ENV_FAILED
@@ -107,13 +114,14 @@ class Play:
             trajectories=trajectories,
             checksums=tuple(t.checksum() for t in trajectories),
             error="simulated" if failed else "",
+            sampling_seed=lease.sampling_seed,
         )
 
 
 def _trajectory(seat: _Seat, reward: float) -> Trajectory:
     K = seat.answers[-1][1]
     mask, versions = np.zeros(K, np.bool_), np.full(K, NOT_SAMPLED, np.int32)
-    for first, end, spans in seat.answers:
+    for first, end, spans, _ in seat.answers:
         mask[first:end] = True
         for start, version in spans:
             versions[first + start : end] = version
@@ -127,6 +135,7 @@ def _trajectory(seat: _Seat, reward: float) -> Trajectory:
         versions=versions,
         routes=None,
         turns=tuple(
-            Turn(first, end, SILENCE, "stop", reward if end == K else 0.0) for first, end, _ in seat.answers
+            Turn(first, end, SILENCE, finish, reward if end == K else 0.0)
+            for first, end, _, finish in seat.answers
         ),
     )

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 
 from agentgym.config import EnvConfig
 from agentgym.episode import EndReason, Episode, Status, status_of
-from agentgym.errors import EnvError, IntegrityError, ModelError, PolicyError
+from agentgym.errors import DivergedError, EnvError, IntegrityError, ModelError, PolicyError
 from agentgym.messages import AgentId, Message
 from agentgym.policy.scripted import Script
+from agentgym.prefix import Prefix
 from agentgym.protocol import Lease
 from agentgym.rewards import Rewards, Score
 from agentgym.worker.driver import Outcome, State
@@ -34,6 +35,8 @@ class Play:
     episode: Episode
     reusable: bool
     """Whether the environment may be used again: False after a failure or a timeout."""
+    diverged: bool = False
+    """Whether it was to be a fork, and was played from the start because the environment did not do the same again."""
 
 
 def unplayed(lease: Lease, env_id: str, failure: EnvError) -> Episode:
@@ -47,6 +50,7 @@ def unplayed(lease: Lease, env_id: str, failure: EnvError) -> Episode:
         end_reason=EndReason.ENV_FAILED,
         trajectories=(),
         error=f"{env_id}: {failure}",
+        sampling_seed=lease.sampling_seed,
     )
 
 
@@ -72,6 +76,8 @@ class Rollout:
         self._clock = clock
         self._seats: dict[AgentId, Seat] = {}
         self._truncated = self._env_scores = False
+        self._prefix = Prefix(lease.prefix)
+        self._diverged = False
 
     async def play(self) -> Play:
         """Play to the end and return the episode, a failed one if need be."""
@@ -87,13 +93,23 @@ class Rollout:
                     episode, end_reason=EndReason.ENV_FAILED, error=f"{self._config.id}: {failure}"
                 )
         clean = episode.status is not Status.FAILED and reason is not EndReason.TIMEOUT
-        return Play(episode, reusable=clean)
+        return Play(episode, reusable=clean, diverged=self._diverged)
 
     async def _ending(self) -> tuple[EndReason, str]:
         """Play all turns; return why the episode ended, and what failed if something did."""
         try:
             async with asyncio.timeout(self._config.episode_timeout):
-                return await self._turns(), ""
+                reason = await self._turns()
+                if not self._prefix.over:
+                    raise DivergedError(f"it ended by {reason.value!r} before the turn of the record")
+                return reason, ""
+        except DivergedError as difference:
+            _logger.warning(
+                "%s, seed %d cannot be forked and is played from the start, for it is not the same again: %s",
+                self._config.id, self._lease.seed, difference,
+            )  # fmt: skip
+            self._prefix, self._seats, self._truncated, self._diverged = Prefix({}), {}, False, True
+            return await self._ending()
         except EnvError as failure:  # before TimeoutError, which EnvTimeoutError is too
             self._log(failure)
             return EndReason.ENV_FAILED, f"{self._config.id}: {failure}"
@@ -118,6 +134,7 @@ class Rollout:
             metrics={"seconds": seconds},
             agent_metrics={seat.agent: seat.metrics for seat in self._seats.values()},
             error=error,
+            sampling_seed=self._lease.sampling_seed,
         )
 
     async def _scored(self, episode: Episode) -> Episode:
@@ -181,6 +198,10 @@ class Rollout:
     async def _answers(self, state: State) -> dict[AgentId, Message]:
         """Return the answers of those whom a model plays."""
         agents = [r.agent for r in state.requests if self._seats[r.agent].script is None]
+        if not self._prefix.over:
+            again = self._prefix.next({agent: self._seats[agent].prompt for agent in agents})
+            if again is not None:
+                return {agent: self._seats[agent].repeat(recorded) for agent, recorded in again.items()}
         if len(agents) <= 1:  # nearly always; saves a task per turn
             return {agent: await self._seats[agent].answer() for agent in agents}
         answers = await asyncio.gather(

@@ -2,17 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
-from agentgym.episode import NOT_SAMPLED, EndReason, Trajectory, Turn
+from agentgym.episode import NOT_SAMPLED, REPLAYED, SCRIPTED, EndReason, Trajectory, Turn
 from agentgym.errors import PolicyError, PolicyUnavailableError
 from agentgym.messages import AgentId, Message, ToolSchema, shortened, system
 from agentgym.policy.client import Completion, Policy, Sampling, Speaker
 from agentgym.policy.scripted import Script
 from agentgym.policy.template import ChatTokenizer
 from agentgym.policy.tokens import Conversation, Span
+from agentgym.protocol import Recorded
 
 RETRY_SECONDS = 0.5
 """Between two questions to policy servers that are not there."""
@@ -105,10 +106,29 @@ class Seat:
             return EndReason.CONTEXT if self._limits.context else EndReason.MAX_TOKENS
         return None
 
-    def say(self, message: Message, finish: str = "scripted", seconds: float = 0.0) -> None:
-        """Record an answer that came as words to what was heard last, in the tokens that our model would use."""
+    @property
+    def prompt(self) -> list[int]:
+        """What the agent has read and said, which its next answer follows."""
+        return self._conversation.prompt if self._conversation else []
+
+    def repeat(self, recorded: Recorded) -> Message:
+        """Give a recorded answer to what was heard last; nothing of it is trained."""
+        message = cast(Message, recorded["message"])
+        self.say(message, REPLAYED, tokens=recorded["tokens"])
+        return message
+
+    def say(
+        self,
+        message: Message,
+        finish: str = SCRIPTED,
+        seconds: float = 0.0,
+        *,
+        tokens: Sequence[int] | None = None,
+    ) -> None:
+        """Record an answer that no server sampled to what was heard last; words are put as our model would say them."""
         assert self._conversation is not None
-        tokens = self._tokenizer.encode_answer(message)
+        if tokens is None:
+            tokens = self._tokenizer.encode_answer(message)
         n = len(tokens)
         span = self._conversation.append_sampled(tokens, [0.0] * n, [NOT_SAMPLED] * n, message=message)
         self._turns.append(_Draft(span, message, finish, seconds))
@@ -190,7 +210,7 @@ class Seat:
 
     def _room(self) -> int:
         """Return how many tokens the next answer may have."""
-        return self._limits.max_tokens - len(self._conversation.prompt) if self._conversation else 0
+        return self._limits.max_tokens - len(self.prompt) if self._conversation else 0
 
     async def _complete(
         self, player: Policy, conversation: Conversation, sampling: Sampling, routes_start: int

@@ -17,13 +17,13 @@ from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.config import Config
 from agentgym.coordinator.assemble import assemble
 from agentgym.coordinator.groups import Group
-from agentgym.episode import EndReason, Episode
+from agentgym.episode import NOT_SAMPLED, EndReason, Episode
 from agentgym.episode_json import EpisodeWriter, record_of
 from agentgym.errors import ConfigError, EnvError
 from agentgym.evaluation.plan import Plan, with_policies
 from agentgym.evaluation.run import evaluate
 from agentgym.policy.template import ChatTokenizer
-from agentgym.replay.run import Cast, continuations, fork, replay
+from agentgym.replay.run import continuations, fork, replay
 from agentgym.replay.source import read_source, turns_of
 from agentgym.worker.seating import Served
 
@@ -50,7 +50,7 @@ def continued(path: Path, answers: Sequence[str], *, turn: int, count: int = 1) 
 
     async def scene() -> list[Episode]:
         policy = FakePolicy(tokenizer, *answers)
-        return await continuations(Cast(source, {"learner": Served(policy, tokenizer, 500)}), turn, count)
+        return await continuations(source, {"learner": Served(policy, tokenizer, 500)}, turn, count)
 
     return within(60, scene())
 
@@ -137,7 +137,7 @@ def test_an_environment_that_a_seed_does_not_determine_is_found_out(tmp_path: Pa
     text = next(text for same, text in found if not same)
     assert "the first difference is at agent 'agent', answer" in text
     assert "it read" in text
-    with pytest.raises(EnvError, match=r"cannot be continued, because its environment .* it read"):
+    with pytest.raises(EnvError, match=r"cannot be continued: in . of 8 plays its environment did not do"):
         continued(path, WORDS, turn=3, count=8)
 
 
@@ -196,8 +196,12 @@ def test_a_fork_has_the_first_turns_of_the_record_and_then_its_own(tmp_path: Pat
     end = record.turns[1].end
     for episode in forks:
         (mine,) = episode.trajectories
-        for name in ("tokens", "loss_mask", "logprobs", "versions"):
+        for name in ("tokens", "loss_mask"):
             assert (getattr(mine, name)[:end] == getattr(record, name)[:end]).all()
+        assert (mine.versions[:end] == NOT_SAMPLED).all()
+        assert mine.routes is not None
+        assert (mine.routes[:-1] == 1).all()  # of the continuation's first request, the common turns included
+        assert [turn.finish_reason for turn in mine.turns] == ["replayed", "replayed", "stop", "stop"]
         assert [turn.message["content"] for turn in mine.turns[:2]] == ["ant", "ant"]
         assert len(mine.turns) == 4
         assert all(turn.message["content"] != "ant" for turn in mine.turns[2:])
