@@ -5,8 +5,9 @@
 writes what `save_pretrained` would write for a Qwen3-MoE model: configuration, weights, tokenizer and chat
 template. Nothing here needs torch, and the same preset and seed give the same bytes.
 
-One token is one character of printable ASCII, a newline or a special token, so every word costs its length;
-the chat template therefore writes nothing that carries no information.
+One token is one character of printable ASCII, a newline or a special token, so every word costs its length; the
+chat template therefore writes nothing that a model without knowledge has no use for, and of tools only what they
+and their parameters are called.
 """
 
 import json
@@ -40,7 +41,7 @@ CHAT_TEMPLATE = """\
     {%- for tool in tools or [] -%}
         {{- "\\n" if first or not loop.first else "" -}}
         {%- set function = tool.function or tool -%}
-        {{- {"name": function.name, "parameters": function.parameters} | tojson(separators=(",", ":")) -}}
+        {{- function.name + "(" + (function.parameters.properties or {}) | join(", ") + ")" -}}
     {%- endfor -%}
     {{- "<|end|>" -}}
 {%- endif -%}

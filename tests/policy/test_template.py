@@ -76,12 +76,13 @@ def test_the_tiny_template_writes_nothing_superfluous(tokenizer: ChatTokenizer):
     assert rendered == "<|system|>S<|end|><|user|>U<|end|><|assistant|>A<|end|><|user|>B<|end|><|assistant|>"
 
 
-def test_tools_are_written_compactly(tokenizer: ChatTokenizer):
-    schema = (
-        '{"name":"add","parameters":{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}}'
+def test_the_tiny_template_names_tools_and_their_parameters(tokenizer: ChatTokenizer):
+    bare = {"type": "function", "function": {"name": "roll", "description": "", "parameters": {}}}
+    assert tokenizer.render([system("S"), user("U")], [TOOL, bare], generation_prompt=False) == (
+        "<|system|>S\nadd(a)\nroll()<|end|><|user|>U<|end|>"
     )
     assert tokenizer.render([user("U")], [TOOL], generation_prompt=False) == (
-        f"<|system|>{schema}<|end|><|user|>U<|end|>"
+        "<|system|>add(a)<|end|><|user|>U<|end|>"
     )
 
 
