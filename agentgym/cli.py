@@ -261,7 +261,9 @@ def evaluate(
     from agentgym.evaluation.plan import Plan, with_policies
     from agentgym.evaluation.run import evaluate as run
 
-    settings = with_policies(load_config(config, overrides or []), policy or [], checkpoint)
+    # Nothing is trained, so that what only training needs may be otherwise: greedy sampling, groups of one.
+    loaded = load_config(config, ["run.steps=0", *(overrides or [])])
+    settings = with_policies(loaded, policy or [], checkpoint)
     run(Plan(settings, episodes, group), out=out, console=Console(soft_wrap=True))
 
 

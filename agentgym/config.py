@@ -278,8 +278,9 @@ class Config(Section):
             )
         if self.run.steps and (sampling.temperature == 0 or sampling.top_p < 1 or sampling.top_k > 0):
             raise ValueError(
-                "the trainer compares log-probabilities over the whole vocabulary; for training set "
-                "sampling.temperature > 0, sampling.top_p = 1 and sampling.top_k = 0"
+                f"sampling.temperature = {sampling.temperature:g}, top_p = {sampling.top_p:g} and top_k = "
+                f"{sampling.top_k} sample from a part of the vocabulary, and the trainer has the probabilities of all "
+                "of it; for training set temperature > 0, top_p = 1 and top_k = 0"
             )
         if self.sampling.max_tokens >= self.server.max_model_len:
             raise ValueError(

@@ -26,7 +26,9 @@ def dr_mas(rewards_B_G_T: Nested) -> Nested:
     """A = (R - mean_k(R)) / (std_k(R) + 1e-6), with the statistics of agent k alone, over its turns in the group.
 
     A play counts once for each of the agent's turns in it, so that the gradients of agents that speak rarely and of
-    those that speak often have one scale. Dr. MAS, arXiv:2602.08847.
+    those that speak often have one scale. Dr. MAS, arXiv:2602.08847, eq. 5, where R is the outcome of the play; its
+    authors' code (langfengQ/DrMAS, `compute_grpo_outcome_advantage`) divides by the sample's deviation, here it is the
+    population's as in `group_mean_std`.
     """
     out = []
     for group in rewards_B_G_T:

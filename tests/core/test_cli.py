@@ -51,6 +51,18 @@ def agentgym(*arguments: str, typed: str = "") -> subprocess.CompletedProcess[st
     )
 
 
+def test_an_evaluation_may_sample_as_a_training_may_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('[env]\nid = "agentgym/GuessNumber-v0"\n[policies.learner]\nmodel = "none"\n')
+    greedy = ("sampling.temperature=0", "sampling.top_k=1", "rollout.group_size=1")
+    run("eval", str(config), *greedy, "--policy", "learner=expert", "--episodes", "1")
+    assert "learner  agent         1" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="sample from a part of the vocabulary"):
+        run("train", str(config), *greedy[:2])
+
+
 def test_list_names_the_shipped_environments_and_their_scripted_policies(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

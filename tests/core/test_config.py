@@ -209,12 +209,19 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
             {"rollout": {"group_size": 1}},
             r"'group_mean' compares the members of a group; set rollout\.group_size >= 2",
         ),
+        ({"sampling": {"top_p": 0.9}}, r"top_p = 0\.9 and top_k = 0 sample from a part of the vocabulary"),
+        ({"sampling": {"top_k": 5}}, r"for training set temperature > 0, top_p = 1 and top_k = 0"),
+        ({"sampling": {"temperature": 0}}, r"sampling\.temperature = 0, top_p = 1 and top_k = 0 sample from"),
         ({"server": {"max_model_len": 32}}, r"sampling\.max_tokens = 32 leaves no room for a prompt"),
     ],
 )
 def test_sections_that_contradict_each_other_are_refused(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config_of(**sections)
+
+
+def test_where_nothing_is_trained_any_sampling_goes() -> None:
+    assert config_of(sampling={"temperature": 0, "top_p": 0.9, "top_k": 5}, run={"steps": 0})
 
 
 def test_a_group_of_one_is_allowed_where_nothing_is_compared_in_it() -> None:

@@ -30,7 +30,8 @@ def topr(logprobs: Tensor, rollout: Tensor, advantages: Tensor, owners: Owners) 
 
     w = product over the tokens of a sample of pi_theta / mu: a bad play that the policy has left behind is not
     pushed away any further, a good one is imitated however unlikely it has become. Le Roux et al. 2025,
-    arXiv:2503.14286.
+    arXiv:2503.14286, whose w is clipped to [0, 1] for negative returns and left out for others; A is their return
+    less a baseline.
     """
     ratio = ratio_of(owners.sum(logprobs - rollout)).detach()
     tapered = (advantages < 0) & (ratio < 1)
