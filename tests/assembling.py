@@ -25,14 +25,14 @@ def assembled(
     )
     return assemble(
         groups,
-        policy="learner",
+        policies=["learner"],
         algorithm=settings,
         max_tokens=4,
         warmup=warmup,
         version=version,
         max_staleness=max_staleness,
         baselines=baselines,
-    )
+    )["learner"]
 
 
 def turn_values(sample: Sample) -> list[float]:

@@ -223,14 +223,14 @@ def batch_message(episodes: Sequence[Episode], version: int) -> tuple[BatchHeade
             Group(number, members[0].task_index, len(members), dict(enumerate(members)))
             for number, members in enumerate(groups.values())
         ],
-        policy="learner",
+        policies=["learner"],
         # With an entropy bonus, episodes without an advantage stay in the batch.
         algorithm=AlgorithmConfig(entropy_coefficient=1e-3),
         max_tokens=64,
         warmup=False,
         version=version,
         max_staleness=0,
-    )
+    )["learner"]
     lengths = [len(sample.tokens) for sample in assembled.samples]
     header, arrays = batch_of(
         assembled.samples, step=version + 1, microbatches=pack_microbatches(lengths, TOKENS_PER_MICROBATCH)

@@ -68,15 +68,15 @@ class _Scored:
 def assemble(
     groups: Sequence[Group],
     *,
-    policy: str,
+    policies: Sequence[str],
     algorithm: AlgorithmConfig,
     max_tokens: int,
     warmup: bool,
     version: int,
     max_staleness: int,
     baselines: Baselines = NOTHING_YET,
-) -> Assembled:
-    """Return what a step that starts from the weights `version` trains a policy on.
+) -> dict[str, Assembled]:
+    """Return what a step that starts from the weights `version` trains each policy on.
 
     Advantages look at the plays of all policies that are trained: who shares a return may be another's.
     `max_tokens` is the limit of an answer, `baselines` what the step before remembered.
@@ -95,8 +95,20 @@ def assemble(
         for plays, advantages in zip(plays_G, advantages_G, strict=True)
         if agent in plays
         for row in _score(plays[agent], advantages[agent], usable)
-        if row.trajectory.policy == policy
     ]
+    episodes = [episode for members in members_B_G for episode in members]
+    parts = {}
+    for policy in policies:
+        mine = [row for row in scored if row.trajectory.policy == policy]
+        samples, ages, metrics = _part(mine, algorithm, warmup, version)
+        parts[policy] = Assembled(samples, episodes, ages, baselines, metrics)
+    return parts
+
+
+def _part(
+    scored: Sequence[_Scored], algorithm: AlgorithmConfig, warmup: bool, version: int
+) -> tuple[list[Sample], NDArray[np.int32], dict[str, float]]:
+    """Return the samples that a policy's rows make, the ages of their tokens, and metrics."""
     scale = 1.0
     if algorithm.normalize_batch and not warmup and scored:
         values = np.concatenate([row.advantages[row.mask] for row in scored])
@@ -119,8 +131,7 @@ def assemble(
         "zero_advantage_share": 1.0 - len(useful) / len(fresh) if fresh else 0.0,
         "stale_share": 1.0 - sum(int(row.mask.sum()) for row in fresh) / sampled if sampled else 0.0,
     }
-    episodes = [episode for members in members_B_G for episode in members]
-    return Assembled(samples, episodes, ages, baselines, metrics)
+    return samples, ages, metrics
 
 
 def teaches(group: Group, algorithm: AlgorithmConfig, max_tokens: int) -> bool:

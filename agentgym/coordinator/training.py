@@ -133,19 +133,16 @@ class Training:
         if groups is None:
             return False
         ids = [group.group_id for group in groups]
-        parts = {
-            policy: assemble(
-                groups,
-                policy=policy,
-                algorithm=self._config.algorithm,
-                max_tokens=self._config.sampling.max_tokens,
-                warmup=step.warmup,
-                version=self.done,
-                max_staleness=self._config.rollout.max_staleness,
-                baselines=self._baselines,
-            )
-            for policy in policies
-        }
+        parts = assemble(
+            groups,
+            policies=policies,
+            algorithm=self._config.algorithm,
+            max_tokens=self._config.sampling.max_tokens,
+            warmup=step.warmup,
+            version=self.done,
+            max_staleness=self._config.rollout.max_staleness,
+            baselines=self._baselines,
+        )
         idle = [policy for policy, part in parts.items() if not part.samples]
         if idle:
             self._store.drop(ids)

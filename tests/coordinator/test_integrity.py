@@ -111,13 +111,13 @@ def test_any_bit_of_a_batch_is_found_at_the_trainers_door(name: str, bit: int) -
     plays = [episode_of([float(n)], member=n) for n in range(2)]
     assembled = assemble(
         [group_of(*plays)],
-        policy="learner",
+        policies=["learner"],
         algorithm=AlgorithmConfig(),
         max_tokens=8,
         warmup=False,
         version=0,
         max_staleness=1,
-    )
+    )["learner"]
     header, arrays = batch_of(assembled, STEP, trainer=TrainerConfig(), checkpoint=False, state={})
 
     def look(found: Arrays) -> None:

@@ -27,13 +27,13 @@ def test_tensorboard_has_one_clock_whose_step_0_ends_the_warm_up(tmp_path: Path)
         plays = group_of(episode_of([1.0], versions=number - 1), episode_of([0.0], versions=number - 1))
         assembled = assemble(
             [plays],
-            policy="learner",
+            policies=["learner"],
             algorithm=config.algorithm,
             max_tokens=8,
             warmup=step.warmup,
             version=number - 1,
             max_staleness=1,
-        )
+        )["learner"]
         reporter.batch_sent(step, {"learner": assembled}, {"rating/elo/learner": 1010.0})
         done = StepDone(step=number, metrics={"loss": float(number), "seconds": 0.1})
         reporter.step_done(step, {"learner": assembled}, {"learner": done}, {"policy/version": float(number)})

@@ -171,13 +171,13 @@ def test_what_was_sampled_is_trained_exactly_once_behind_what_was_read(
     group = group_of(episode, arrived(recorded.episode(0.0)))
     found = assemble(
         [group],
-        policy="learner",
+        policies=["learner"],
         algorithm=AlgorithmConfig(advantage="group_mean", normalize_batch=False),
         max_tokens=32,
         warmup=False,
         version=len(rounds),
         max_staleness=len(rounds),
-    )
+    )["learner"]
     arrays = {k: v for k, v in concatenate(found.samples).items() if v is not None}
     lengths = [len(sample.tokens) for sample in found.samples]
     samples = split(arrays, lengths, [sample.checksum for sample in found.samples])

@@ -215,13 +215,13 @@ def test_forks_are_a_group_whose_common_turns_cancel_out(tmp_path: Path, model: 
     assert sorted(e.reward("agent") - min(f.reward("agent") for f in forks) for e in forks) == [0] * 5 + [1]
     found = assemble(
         [Group(0, 0, len(forks), dict(enumerate(forks)))],
-        policy="learner",
+        policies=["learner"],
         algorithm=AlgorithmConfig(normalize_batch=False, entropy_coefficient=0.1),
         max_tokens=32,
         warmup=False,
         version=3,
         max_staleness=0,
-    )
+    )["learner"]
     end = record.turns[2].end
     for sample in found.samples:
         sample.verify()

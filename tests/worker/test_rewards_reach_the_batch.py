@@ -83,13 +83,13 @@ def learned(episodes: Sequence[Episode], **algorithm: Any) -> list[tuple[str, li
     settings = settings.model_copy(update={"entropy_coefficient": 1e-9})
     found = assemble(
         [group_of(*episodes)],
-        policy="learner",
+        policies=["learner"],
         algorithm=settings,
         max_tokens=32,
         warmup=False,
         version=0,
         max_staleness=0,
-    )
+    )["learner"]
     by_tokens = {t.tokens.tobytes(): t for episode in episodes for t in episode.trajectories}
     return [
         (by_tokens[sample.tokens.tobytes()].agent, turn_values(sample, by_tokens[sample.tokens.tobytes()]))

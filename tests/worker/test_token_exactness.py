@@ -48,13 +48,13 @@ def samples_of(*episodes: Episode, version: int = 3, max_staleness: int = 1) -> 
     """The samples of a step on one group."""
     found = assemble(
         [group_of(*episodes)],
-        policy="learner",
+        policies=["learner"],
         algorithm=AlgorithmConfig(advantage="group_mean", normalize_batch=False),
         max_tokens=32,
         warmup=False,
         version=version,
         max_staleness=max_staleness,
-    )
+    )["learner"]
     for sample in found.samples:
         sample.verify()
     return found.samples
