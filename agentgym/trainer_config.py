@@ -32,8 +32,10 @@ class TrainerConfig(Section):
     """Token budget of one forward and backward pass."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of weights and activations."""
-    router_replay: bool = True
-    """Send tokens to the experts that the policy server used (MoE models)."""
+    router_replay: Literal["rollout", "trainer", "off"] = "rollout"
+    """MoE models: which experts a token meets. rollout: those that the policy server used (R3); trainer: in all
+    `algorithm.updates` on a batch those that the trainer's own router chose in the first (R2); off: those that it
+    chooses each time."""
     replay_max_age: Annotated[int, Field(ge=0)] | None = None
     """Versions that the routes of a token may be old; tokens with older ones are left to the trainer's own router.
     None: any age."""

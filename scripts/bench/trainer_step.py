@@ -85,7 +85,7 @@ def ours(model: Path, scratch: Path, samples: Sequence[Sample], *, replay: bool)
     settings = {
         "env": {"id": "bench"},
         "policies": {"learner": {"model": str(model)}},
-        "trainer": {"router_replay": replay, "max_grad_norm": MAX_NORM},
+        "trainer": {"router_replay": "rollout" if replay else "off", "max_grad_norm": MAX_NORM},
         "algorithm": {"loss": "ppo_clip"},
     }
     trainer = Trainer(

@@ -238,7 +238,7 @@ def test_a_group_of_one_is_allowed_where_nothing_is_compared_in_it() -> None:
         ("run.name='second'", "run", "name", "second"),
         ("run.dir=/tmp/a=b", "run", "dir", "/tmp/a=b"),
         ("trainer.learning_rate=1e-4", "trainer", "learning_rate", 1e-4),
-        ("trainer.router_replay=false", "trainer", "router_replay", False),
+        ("trainer.router_replay=off", "trainer", "router_replay", "off"),
         ("env.kwargs={low = 3, words = ['a']}", "env", "kwargs", {"low": 3, "words": ["a"]}),
         ("env.kwargs.deep.low=3", "env", "kwargs", {"deep": {"low": 3}}),
     ],

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,16 @@ from trainer_builders import (
     samples_of,
 )
 
+from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.errors import IntegrityError
+from agentgym.trainer_config import TrainerConfig
 from agentgym_trainers.megatron.convert import load_hf, read_safetensors
 from agentgym_trainers.megatron.export import iter_hf
 from agentgym_trainers.megatron.microbatch import build_microbatch
 from agentgym_trainers.megatron.model import build_model, read_config
-from agentgym_trainers.megatron.replay import Action, ReplayController, coverage
-from agentgym_trainers.megatron.step import forward
+from agentgym_trainers.megatron.optimizer import Optimizer
+from agentgym_trainers.megatron.replay import Action, FirstRoutes, ReplayController, coverage
+from agentgym_trainers.megatron.step import StepSettings, forward, train_step
 
 LENGTHS = (13, 5, 22)
 
@@ -96,6 +100,43 @@ def test_routes_that_are_all_missing_are_native_routing(loaded):
         sample.routes[:] = 255
     found, native = logprobs_of(*loaded, samples), logprobs_of(*loaded, samples, use=False)
     assert torch.equal(found, native)
+
+
+def test_the_first_routes_of_the_trainer_are_kept_in_later_updates_when_its_router_has_changed_its_mind(
+    hf_model: Callable[..., Path],
+):
+    chosen: dict[str, list[torch.Tensor]] = {}
+    for kind in ("first", "first recompute", "native"):
+        trainer = TrainerConfig(recompute=kind.endswith("recompute"))
+        model = build_model(read_config(hf_model("Qwen3Moe")), torch.float32, CPU, trainer)
+        load_hf(model, read_safetensors(hf_model("Qwen3Moe")))
+        replay, optimizer = ReplayController(model), Optimizer(model, trainer)
+        packed = [build_microbatch([sample], 0, None, CPU) for sample in samples_of((13, 22))]
+        if kind != "native":
+            packed = [replace(microbatch, routes=FirstRoutes()) for microbatch in packed]
+        routers = [module for module in model.modules() if isinstance(module, TopKRouter)]
+        maps: list[torch.Tensor] = []
+        for router in routers:
+            router.register_forward_hook(lambda module, inputs, output, maps=maps: maps.append(output[1]))
+        train_step(
+            model, optimizer, replay, packed, StepSettings("dppo_tv", 0.1, updates=2), AlgorithmConfig(), 1.0
+        )
+        again = 2 if trainer.recompute else 1  # each forward pass is done again in the backward pass
+        assert len(maps) == 2 * 2 * LAYERS * again
+        half = len(maps) // 2
+        chosen[kind] = maps[:half]
+        same = [torch.equal(*pair) for pair in zip(maps[:half], maps[half:], strict=True)]
+        assert all(same) if kind != "native" else not any(same)
+    assert all(map(torch.equal, chosen["first"], chosen["native"]))
+
+
+def test_a_router_that_would_skip_the_replay_is_refused(loaded):
+    model, _ = loaded
+    for module in model.modules():
+        if isinstance(module, TopKRouter):
+            module.config.moe_router_fusion = True
+    with pytest.raises(ValueError, match="moe_router_fusion skips the replay"):
+        ReplayController(model)
 
 
 def test_routes_older_than_the_limit_are_left_to_the_trainers_own_router(loaded):

@@ -61,6 +61,17 @@ def test_only_tokens_of_the_weights_before_the_step_count_as_mismatch(
     assert "mismatch_all" in later
 
 
+def test_whose_routes_are_replayed_is_a_setting(hf_model: Callable[..., Path], tmp_path: Path):
+    found = {}
+    for whose in ("rollout", "trainer", "off"):
+        trainer = trainer_of(tmp_path, hf_model("Qwen3Moe"), router_replay=whose)
+        found[whose] = train(trainer, 1, learning_rate=0.1).metrics
+    rollout, own, native = found.values()
+    assert [metrics["route_coverage"] for metrics in (rollout, own, native)] == [1, 0, 0]
+    assert own["mismatch_all"] == native["mismatch_all"] != rollout["mismatch_all"]  # before the first update
+    assert own["loss"] != native["loss"]  # the mean of both
+
+
 def test_published_weights_are_those_of_the_version_in_their_name(
     hf_model: Callable[..., Path], tmp_path: Path
 ):

@@ -20,7 +20,7 @@ from agentgym.batch import SAMPLE_ARRAYS, Sample
 from agentgym.episode import no_route
 from agentgym.errors import IntegrityError
 from agentgym_trainers.losses.terms import Owners
-from agentgym_trainers.megatron.replay import ReplayController, coverage
+from agentgym_trainers.megatron.replay import FirstRoutes, ReplayController, coverage
 from agentgym_trainers.megatron.sequences import PackedSequences, pack_sequences
 
 
@@ -49,7 +49,7 @@ class Microbatch:
     """Which sample each trained token is of."""
     current: Tensor
     """bool [N]: sampled by the version that is trained now."""
-    routes: Tensor | None
+    routes: Tensor | FirstRoutes | None
     """int64 [L, T, k] as `ReplayController.check` makes them; None: native routing."""
     route_coverage: float
     """Share of the routes that are there, of those that can matter to the loss."""

@@ -1,14 +1,16 @@
-"""Router replay: send each token to the experts that the policy server used.
+"""Router replay: send each token to the experts that were chosen for it before.
 
-Only the choice of experts is replayed. Their gate weights are computed from the router's live logits, so the
-router still gets a gradient. A token whose row is the sentinel (the dtype's largest value, see
-`agentgym.episode.no_route`) is routed by the trainer's own router.
+By the policy server (R3), where a token whose row is the sentinel (the dtype's largest value, see
+`agentgym.episode.no_route`) is routed by the trainer's own router; or by that router in the first of the updates on a
+batch (R2, see `FirstRoutes`). Only the choice of experts is replayed: their gate weights are computed from the router's
+live logits, so the router still gets a gradient.
 
 Shapes: T packed tokens, L MoE layers, k experts per token, E experts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -28,6 +30,14 @@ NATIVE = -1
 """In checked routes: this row is for the trainer's own router."""
 
 TopK = Callable[..., tuple[Tensor, Tensor]]
+
+
+@dataclass(slots=True)
+class FirstRoutes:
+    """The routes of a microbatch that its first forward pass chooses natively, and all later ones replay."""
+
+    layers: list[Tensor | None] = field(default_factory=list)
+    """int64 [T, k] of the tokens of this rank, by MoE layer of this rank; empty before that pass."""
 
 
 class Action(Enum):
@@ -51,6 +61,7 @@ class LayerReplay:
         """Start with native routing."""
         self.action = Action.NATIVE
         self.target: Tensor | None = None
+        """The routes of the forward pass: those that it replays, or has chosen."""
         self.waiting: list[Tensor | None] = []
 
     def get_replay_topk(
@@ -67,6 +78,7 @@ class LayerReplay:
             return native
         target = self.target if self.action is Action.FORWARD else self.waiting.pop(0)
         if target is None:
+            self.target = native[1]
             return native
         if target.shape != (len(scores), topk):
             raise IntegrityError(
@@ -131,22 +143,29 @@ class ReplayController:
         return torch.from_numpy(np.ascontiguousarray(checked.transpose(1, 0, 2)))
 
     @contextmanager
-    def forward(self, routes: Tensor | None) -> Iterator[None]:
+    def forward(self, routes: Tensor | FirstRoutes | None) -> Iterator[None]:
         """Replay checked routes [L, T, k] in the forward pass inside; None is native routing.
 
         T are the tokens of the whole microbatch. Afterwards the routers are set for the recompute in the backward
         pass, which asks in the order of forwards.
         """
-        if routes is not None:
-            tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
-            routes = routes.chunk(tensor_parallel, 1)[parallel_state.get_tensor_model_parallel_rank()]
-        for number, layer in enumerate(self._layers, self._first):
-            layer.action = Action.FORWARD
-            layer.target = None if routes is None else routes[number]
+        for layer, target in zip(self._layers, self._targets(routes), strict=True):
+            layer.action, layer.target = Action.FORWARD, target
         yield
+        if isinstance(routes, FirstRoutes):
+            routes.layers = [layer.target for layer in self._layers]
         for layer in self._layers:
             layer.waiting.append(layer.target)
             layer.action = Action.BACKWARD
+
+    def _targets(self, routes: Tensor | FirstRoutes | None) -> Sequence[Tensor | None]:
+        """Return what each layer of this rank replays, of the tokens of this rank."""
+        if isinstance(routes, Tensor):
+            group = parallel_state.get_tensor_model_parallel_group()
+            mine = routes.chunk(group.size(), 1)[group.rank()]
+            return list(mine[self._first : self._first + len(self._layers)])
+        known = routes.layers if routes is not None else []
+        return known or [None] * len(self._layers)
 
     def clear(self) -> None:
         """Forget all routes; called where a pass over the batch is over, so that none is replayed in another one."""

@@ -1,6 +1,7 @@
 """The trainer: a model, its optimizer, and what a batch message does to them. No sockets here."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from agentgym_trainers.megatron.microbatch import build_microbatch
 from agentgym_trainers.megatron.model import build_model, read_config
 from agentgym_trainers.megatron.optimizer import Optimizer
 from agentgym_trainers.megatron.reference import Reference
-from agentgym_trainers.megatron.replay import ReplayController
+from agentgym_trainers.megatron.replay import FirstRoutes, ReplayController
 from agentgym_trainers.megatron.step import Metrics, StepSettings, train_step
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -123,13 +124,15 @@ class Trainer:
             build_microbatch(
                 [samples[index] for index in indices],
                 self.step,
-                self.replay if settings.router_replay else None,
+                self.replay if settings.router_replay == "rollout" else None,
                 self._device,
                 max_age=settings.replay_max_age,
                 multiple=settings.tp,
             )
             for indices in share_of(parallel.data_rank(), settings.dp, header.microbatches)
         ]
+        if settings.router_replay == "trainer":
+            microbatches = [replace(microbatch, routes=FirstRoutes()) for microbatch in microbatches]
         return train_step(
             self.model,
             self.optimizer,
