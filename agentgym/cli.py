@@ -5,11 +5,13 @@ Nothing heavy is imported before the arguments are parsed, so that `--help` answ
 
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from agentgym.busy import large_imports
 from agentgym.errors import AgentGymError, StoppedError
 
 app = typer.Typer(
@@ -44,10 +46,11 @@ def train(
     resume: Annotated[bool, typer.Option(help="Go on from the run's last checkpoint.")] = False,
 ) -> None:
     """Train the policy of a configuration in its environment."""
-    from rich.console import Console
+    with large_imports():
+        from rich.console import Console
 
-    from agentgym.config_file import load_config
-    from agentgym.coordinator.train import train as run
+        from agentgym.config_file import load_config
+        from agentgym.coordinator.train import train as run
 
     run(load_config(config, overrides or []), resume=resume, console=Console(soft_wrap=True))
 
@@ -61,8 +64,9 @@ def worker(
     parent_pid: ParentPid = None,
 ) -> None:
     """Play episodes for a coordinator; `agentgym train` starts its own workers."""
-    from agentgym.config_file import load_config
-    from agentgym.worker.process import main as run
+    with large_imports():
+        from agentgym.config_file import load_config
+        from agentgym.worker.process import main as run
 
     run(load_config(config), name=name, coordinator=coordinator, parent_pid=parent_pid, keys=keys)
 
@@ -326,10 +330,17 @@ def fork(
     run(path, number=episode, turn=turn, count=count, out=out, console=console)
 
 
-def main() -> None:
-    """Run the command line; an expected error is one message on stderr, after the log that explains it."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; an expected error is one message on stderr, after the log that explains it.
+
+    Args:
+        arguments: instead of those that this process was started with.
+
+    Raises:
+        SystemExit: always, with the command's exit status.
+    """
     try:
-        app()
+        app(arguments)
     except AgentGymError as error:
         for note in getattr(error, "__notes__", []):
             typer.echo(note, err=True)

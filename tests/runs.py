@@ -4,6 +4,8 @@ A run's working directory is its test's own, and its processes inherit it. So wh
 and nothing else: `processes_in`.
 """
 
+import contextlib
+import io
 import os
 import re
 import select
@@ -22,6 +24,7 @@ from typing import IO, Any
 import zmq
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from agentgym.cli import main
 from agentgym.protocol import Error
 from agentgym.tiny_model import init_model
 from agentgym.wire import open_socket, unpack
@@ -76,6 +79,18 @@ def run_cli(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         )
     finally:
         _kill(processes_in(cwd))
+
+
+def refused(*arguments: str, cwd: Path) -> str:
+    """Run a command of `agentgym` that must fail before it starts a process, in this one; return what it said."""
+    out, err, status = io.StringIO(), io.StringIO(), None
+    with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(arguments)
+        except SystemExit as end:
+            status = end.code
+    assert (status, out.getvalue()) == (1, ""), err.getvalue()
+    return err.getvalue()
 
 
 def processes_in(folder: Path) -> dict[int, str]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from agentgym.busy import BusyShare
+from agentgym.busy import BusyShare, large_imports
 from agentgym.config import ServerConfig
 from agentgym.door import Door
 from agentgym.errors import AgentGymError, ModelError, PolicyError, RunError, WireError
@@ -134,8 +134,8 @@ async def serve(
     context = open_context(keys)
     link = None if coordinator is None else CoordinatorLink(coordinator, context)
     try:
-        from agentgym.policy.engine import Engine
-
+        with large_imports():
+            from agentgym.policy.engine import Engine
         engine = await Engine.start(model, config)
     except AgentGymError as error:
         if link is not None:

@@ -6,8 +6,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from runs import COMMAND, assert_one_clear_error, curves, run_cli, running, wait_until_gone, write_run
+from runs import (
+    COMMAND,
+    assert_one_clear_error,
+    curves,
+    refused,
+    run_cli,
+    running,
+    wait_until_gone,
+    write_run,
+)
 from strangers import free_address
+
+from agentgym.keys import make_keys
 
 
 @pytest.mark.timeout(900)
@@ -67,8 +78,6 @@ def test_an_address_or_keys_that_will_not_do_are_one_message(
     tmp_path: Path, arguments: list[str], expected: str
 ) -> None:
     write_run(tmp_path, "odd_envs:Letters")
-    run_cli("keys", "keys", "far", cwd=tmp_path)
-    done = run_cli("train", "run.toml", *arguments, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert_one_clear_error(done.stderr, "ConfigError", expected)
+    make_keys(tmp_path / "keys", ["far"])
+    assert_one_clear_error(refused("train", "run.toml", *arguments, cwd=tmp_path), "ConfigError", expected)
     assert not list(tmp_path.glob("runs/*/logs/*"))

@@ -72,11 +72,18 @@ def test_groups_in_the_place_of_those_that_teach_nothing_make_no_token_older(tmp
     assert mean[1] < mean[0]
 
 
-def test_no_trained_token_is_too_old_in_10000_episodes_of_500_workers_that_die(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("workers", "steps", "deaths"),
+    [(250, 10, 15), pytest.param(500, 50, 100, marks=pytest.mark.long)],
+    ids=["2000", "10000"],
+)
+def test_no_trained_token_is_too_old_in_so_many_episodes_of_workers_that_die(
+    tmp_path: Path, workers: int, steps: int, deaths: int
+) -> None:
     config = cluster_of(
-        run={"steps": 50},
+        run={"steps": steps},
         rollout={"tasks_per_step": 25, "group_size": 8, "max_staleness": 2},
-        workers={"count": 500, "slots": 2},
+        workers={"count": workers, "slots": 2},
         server={"count": 8},
         coordinator={"heartbeat_interval": 5.0},
         simulation={"tokens_per_second": 500.0, "worker_crashes": 2.0, "server_crashes": 10.0},
@@ -85,11 +92,10 @@ def test_no_trained_token_is_too_old_in_10000_episodes_of_500_workers_that_die(t
     site, leases = run.cluster.site, run.cluster.coordinator._dispatcher.leases
     assert broken(run, max_staleness=2) == set()
     assert set(run.ages) == {0, 1, 2}
-    assert run.cluster.measured.masked  # heavy tails make some tokens too old
-    assert sum(run.cluster.measured.masked.values()) > 0
+    assert sum(run.cluster.measured.masked.values()) > 0  # heavy tails make some tokens too old
     stored = sum(len(entry.leases) for entry in run.cluster.ledger.entries.values())
-    assert stored >= 10_000
-    assert site.crashes["SimulatedWorker"] >= 100
+    assert stored >= steps * 200
+    assert site.crashes["SimulatedWorker"] >= deaths
     counts = leases.counts
     assert counts["taken_back"] > 0
     assert counts["issued"] == counts["finished"] + counts["taken_back"] + leases.playing

@@ -204,3 +204,19 @@ def test_when_one_rank_is_killed_the_trainer_ends(tmp_path: Path):
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(children[-1]), signal.SIGKILL)
         assert process.wait(DEADLINE) == 1
+
+
+def test_the_trainer_is_imported_without_torchs_compiler_where_there_is_no_gpu():
+    code = (
+        "import sys, torch\n"
+        "from agentgym_trainers.megatron import launch\n"
+        "compiler = torch.compile\n"
+        "with launch.without_compiler():\n"
+        "    import agentgym_trainers.megatron.trainer\n"
+        "assert torch.compile is compiler\n"
+        "assert ('torch._inductor' in sys.modules) == torch.cuda.is_available()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

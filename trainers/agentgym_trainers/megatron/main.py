@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentgym.busy import BusyShare, forget_startup
+from agentgym.busy import BusyShare, forget_startup, large_imports
 from agentgym.config import Config
 from agentgym.config_file import load_config
 from agentgym.errors import RunError
@@ -61,9 +61,9 @@ def run(config: Config, settings: argparse.Namespace, link: Link | None, busy: B
     # megatron-core takes seconds to import and warns about parts that are missing on purpose.
     logging.captureWarnings(True)
     logging.getLogger("py.warnings").setLevel(logging.ERROR)
-    from agentgym_trainers.megatron import parallel
-    from agentgym_trainers.megatron.trainer import Trainer
-
+    with large_imports(), launch.without_compiler():
+        from agentgym_trainers.megatron import parallel
+        from agentgym_trainers.megatron.trainer import Trainer
     timeout = config.coordinator.step_timeout
     with parallel.process_groups(config.trainer, config.run.seed, timeout=timeout):
         channel = parallel.Channel()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from agentgym.errors import ModelError, RunError
 from agentgym.trainer_config import TrainerConfig
@@ -31,29 +32,17 @@ class Optimizer:
             name: parameter if parameter.dtype == torch.float32 else parameter.detach().float()
             for name, parameter in self._parameters.items()
         }
-        self._max_norm = config.max_grad_norm
-        decayed = [master for master in self._masters.values() if master.ndim >= 2]
-        others = [master for master in self._masters.values() if master.ndim < 2]
-        self._adam = torch.optim.AdamW(
-            [
-                {"params": decayed, "weight_decay": config.weight_decay},
-                {"params": others, "weight_decay": 0.0},
-            ],
-            lr=config.learning_rate,
-            betas=(config.adam_beta1, config.adam_beta2),
-            eps=config.adam_eps,
-        )
-        for master in self._masters.values():
-            self._adam.state[master] = {
-                "step": torch.zeros(()),
-                "exp_avg": torch.zeros_like(master),
-                "exp_avg_sq": torch.zeros_like(master),
-            }
+        self._config = config
+        self._moments = {
+            key: {name: torch.zeros_like(master) for name, master in self._masters.items()}
+            for key in ("exp_avg", "exp_avg_sq")
+        }
+        self._steps = {name: torch.zeros(()) for name in self._masters}
 
     @property
     def steps(self) -> int:
         """The updates so far."""
-        return int(next(iter(self._adam.state.values()))["step"])
+        return int(next(iter(self._steps.values())))
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -77,16 +66,37 @@ class Optimizer:
             raise RunError(
                 f"the norm of the gradient is {norm}; look at the learning rate and the rewards of the batch"
             )
-        torch.nn.utils.clip_grads_with_norm_(self._masters.values(), self._max_norm, norm)
-        for group in self._adam.param_groups:
-            group["lr"] = learning_rate
-        self._adam.step()
+        torch.nn.utils.clip_grads_with_norm_(self._masters.values(), self._config.max_grad_norm, norm)
         with torch.no_grad():
+            self._update(learning_rate)
             for name, parameter in self._parameters.items():
                 if self._masters[name] is not parameter:
                     parameter.copy_(self._masters[name])
                     self._masters[name].grad = None
         return norm.item()
+
+    def _update(self, learning_rate: float) -> None:
+        """Take a step of AdamW with the masters that have a gradient."""
+        config = self._config
+        moved = {name: master for name, master in self._masters.items() if master.grad is not None}
+        for matrices in (True, False):
+            some = {name: master for name, master in moved.items() if (master.ndim >= 2) == matrices}
+            # The class torch.optim.AdamW calls this function, too, but imports torch's compiler, which takes a second.
+            adamw(
+                list(some.values()),
+                [master.grad for master in some.values() if master.grad is not None],
+                [self._moments["exp_avg"][name] for name in some],
+                [self._moments["exp_avg_sq"][name] for name in some],
+                [],
+                [self._steps[name] for name in some],
+                amsgrad=False,
+                beta1=config.adam_beta1,
+                beta2=config.adam_beta2,
+                lr=learning_rate,
+                weight_decay=config.weight_decay if matrices else 0.0,
+                eps=config.adam_eps,
+                maximize=False,
+            )
 
     def stream(self) -> Stream:
         """Return the state but `steps`: "exp_avg.NAME", "exp_avg_sq.NAME"; bfloat16: "master.NAME"."""
@@ -108,14 +118,10 @@ class Optimizer:
             raise ModelError(f"the optimizer's state does not fit the model: {error}") from error
         if unknown:
             raise ModelError(f"the optimizer's state does not fit the model: {sorted(unknown)[:3]}")
-        for moments in self._adam.state.values():
-            moments["step"].fill_(steps)
+        for count in self._steps.values():
+            count.fill_(steps)
 
     def _state(self) -> dict[str, dict[str, Tensor]]:
         """The tensors of each kind, by parameter."""
-        moments = {
-            key: {name: self._adam.state[master][key] for name, master in self._masters.items()}
-            for key in ("exp_avg", "exp_avg_sq")
-        }
         separate = any(self._masters[name] is not self._parameters[name] for name in self._masters)
-        return moments | ({"master": self._masters} if separate else {})
+        return self._moments | ({"master": self._masters} if separate else {})
