@@ -1,5 +1,9 @@
+from collections.abc import Generator
+
 import pytest
 from hypothesis import settings
+
+from agentgym.busy import large_imports
 
 LONGEST = [
     "test_pool_run",
@@ -21,6 +25,13 @@ LONGEST = [
 # Machines are busy at times: how long an example takes says nothing about what is tested.
 settings.register_profile("agentgym", deadline=None, max_examples=50)
 settings.load_profile("agentgym")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import all tests, and with them torch and megatron-core."""
+    with large_imports():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
