@@ -70,7 +70,7 @@ def test_list_names_the_shipped_environments_and_their_scripted_policies(
     lines = capsys.readouterr().out.splitlines()
     kinds = {line.split()[0]: line.split()[1:3] for line in lines}
     assert PLAYS.keys() <= kinds.keys()
-    assert kinds["agentgym/TicTacToe-v0"] == ["aec", "shared"]
+    assert kinds["agentgym/TicTacToe-v0"] == ["aec", "inline"]
     (row,) = (line for line in lines if line.startswith("agentgym/TicTacToe-v0"))
     assert "random,noisy,expert" in row
     assert row.endswith("Two players by turns; the first to have three in a line wins.")
