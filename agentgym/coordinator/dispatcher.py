@@ -292,12 +292,11 @@ class Dispatcher:
         self._stored.popleft()
         assert self._store is not None
         episodes = self._store.members(stored.group_id)
-        if (
-            not stored.complete
-        ):  # members are compared: who met another snapshot than the others will is played again
+        fork = fork_like(episodes.values())
+        if not stored.complete:
+            # Members are compared: who met another snapshot than the others will is played again.
             episodes = {member: e for member, e in episodes.items() if _played_by(e, policies)}
         size = len(episodes) if stored.complete else stored.size
-        fork = fork_like(episodes.values())
         self.groups.restore(stored.group_id, stored.task_index, size, episodes, forked=fork is not None)
         missing = [] if stored.complete else [member for member in range(size) if member not in episodes]
         self._queue(step, stored.group_id, stored.task_index, missing, policies, fork)

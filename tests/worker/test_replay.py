@@ -23,6 +23,7 @@ from agentgym.errors import ConfigError, EnvError
 from agentgym.evaluation.plan import Plan, with_policies
 from agentgym.evaluation.run import evaluate
 from agentgym.policy.template import ChatTokenizer
+from agentgym.prefix import replayed
 from agentgym.replay.run import continuations, fork, replay
 from agentgym.replay.source import read_source, turns_of
 from agentgym.worker.seating import Served
@@ -206,6 +207,28 @@ def test_a_fork_has_the_first_turns_of_the_record_and_then_its_own(tmp_path: Pat
         assert len(mine.turns) == 4
         assert all(turn.message["content"] != "ant" for turn in mine.turns[2:])
     assert len({episode.checksums for episode in forks}) > 1
+
+
+def test_a_fork_is_the_same_again_too_with_the_seed_of_its_scripted_players(
+    tmp_path: Path, model: Path
+) -> None:
+    duel = {
+        "policies": {"foe": {"scripted": "random"}},
+        "policy_mapping": {"player_2": "foe"},
+        "sampling": {"max_tokens": 4},
+        "env": {"isolation": "shared"},
+    }
+    mine = trajectory_of([0.0], agent="player_1")
+    theirs = trajectory_of([0.0], agent="player_2", policy="foe", trainable=False, finish="scripted")
+    config = settings("agentgym/TicTacToe-v0", model, **duel)
+    blank = episode_of(trajectories=[mine, theirs], sampling_seed=8)
+    path = written(tmp_path / "blank.jsonl", config, blank)
+    (first,) = continued(path, ["5", "1", "9", "3", "7"], turn=0)
+    path = written(tmp_path / "first.jsonl", config, first)
+    (forked,) = continued(path, ["9", "2", "4", "6", "8"], turn=1)
+    assert (first.sampling_seed, forked.sampling_seed, replayed(forked)) == (8, 8, 1)
+    same, text = again(written(tmp_path / "forked.jsonl", config, forked))
+    assert same, text
 
 
 def test_forks_are_a_group_whose_common_turns_cancel_out(tmp_path: Path, model: Path) -> None:
