@@ -9,6 +9,7 @@ temperature and the limit on tokens of the run. Printed besides: the largest pro
 
 import argparse
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pyspiel
@@ -35,7 +36,7 @@ def probabilities_of(model: Path, *, temperature: float, max_tokens: int) -> Pro
         said = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
         conversation = Conversation(tokenizer)
         conversation.initial(messages[: said[0] if said else None])
-        for here, after in zip(said, [*said[1:], len(messages)], strict=True):
+        for here, after in pairwise([*said, len(messages)]):
             ids = ids_of(messages[here])
             conversation.append_sampled(ids, [0.0] * len(ids), [0] * len(ids), message=messages[here])
             conversation.append_messages(messages[here + 1 : after])

