@@ -27,6 +27,7 @@ from agentgym.coordinator.schedule import Step, sampling_seed, task_seed
 from agentgym.coordinator.surroundings import Store
 from agentgym.episode import EndReason, Episode, Status, sampled_tokens
 from agentgym.errors import EnvError, RunError
+from agentgym.log import worth_saying
 from agentgym.messages import AgentId
 from agentgym.prefix import replayed
 from agentgym.protocol import Lease
@@ -169,7 +170,7 @@ class Dispatcher:
             self._failing.clear()
             self.counts["tokens"] += sum(map(sampled_tokens, episode.trajectories))
             if ticket.prefix:
-                self.counts["forked" if replayed(episode) else "diverged"] += 1
+                self._count_fork(episode)
             elif not ticket.teacher:
                 self.ratings.add(episode)
             return self.groups.add(episode, now)
@@ -217,6 +218,15 @@ class Dispatcher:
                 task.task_index, task.given_up, task.size, task.error,
             )  # fmt: skip
         return tasks
+
+    def _count_fork(self, episode: Episode) -> None:
+        repeated = replayed(episode) > 0
+        self.counts["forked" if repeated else "diverged"] += 1
+        if not repeated and worth_saying(count := self.counts["diverged"]):
+            _logger.warning(
+                "task %d was not the same again, given the same answers, and was played from the start (the %d. time)",
+                episode.task_index, count,
+            )  # fmt: skip
 
     def _failed(self, ticket: Ticket, error: str, *, again: bool) -> None:
         self.last_error = error

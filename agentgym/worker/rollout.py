@@ -104,10 +104,9 @@ class Rollout:
                     raise DivergedError(f"it ended by {reason.value!r} before the turn of the record")
                 return reason, ""
         except DivergedError as difference:
-            _logger.warning(
-                "%s, seed %d cannot be forked and is played from the start, for it is not the same again: %s",
-                self._config.id, self._lease.seed, difference,
-            )  # fmt: skip
+            _logger.info(
+                "%s, seed %d is played from the start: %s", self._config.id, self._lease.seed, difference
+            )
             self._prefix, self._seats, self._truncated, self._diverged = Prefix({}), {}, False, True
             return await self._ending()
         except EnvError as failure:  # before TimeoutError, which EnvTimeoutError is too

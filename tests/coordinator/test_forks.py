@@ -13,8 +13,12 @@ from agentgym.coordinator.dispatcher import Dispatcher
 from agentgym.coordinator.forks import Forks, fork_at, fork_like
 from agentgym.coordinator.groups import Group
 from agentgym.coordinator.schedule import Schedule
+from agentgym.coordinator.store import StoredGroup
 from agentgym.episode import Episode
+from agentgym.episode_codec import encode_episode
+from agentgym.prefix import prefix_of
 from agentgym.protocol import Lease, Recorded
+from agentgym.simulation.ledger import Entry, Ledger
 
 WORKER = b"worker"
 EVERYBODY = {"*": "learner"}
@@ -169,6 +173,21 @@ def test_what_a_fork_began_from_is_read_off_its_members() -> None:
     members = [episode_of([0.0]), episode_of([0.0, 0.0, 3.0, 4.0], replayed=2, sampling_seed=5)]
     assert fork_like(members) == began
     assert fork_like(members[:1]) is None
+
+
+def test_a_fork_that_was_cut_off_is_taken_up_where_its_members_began() -> None:
+    config, ledger = forking(), Ledger()
+    there = episode_of([0.0, 0.0, 1.0], group=5, task_index=2, replayed=2, sampling_seed=9)
+    ledger.entries[5] = Entry(StoredGroup(5, 2, 2), leases={0: 7}, episodes={0: encode_episode(there)})
+    dispatcher = Dispatcher(config, {"step": 3, "next_task": 4, "next_group": 4}, store=ledger)
+    dispatcher.top_up(Schedule(config).step(4), steps_left=100, in_training=0)
+    missing = dispatcher.issue(WORKER, 0.0)
+    assert missing is not None
+    assert (missing.group_id, missing.member, missing.task_index, missing.sampling_seed) == (5, 1, 2, 9)
+    assert missing.prefix == prefix_of(there, 2)
+    assert 2 not in dispatcher.state()["pending_tasks"]  # the task is another group's
+    dispatcher.take_in(missing.lease_id, WORKER, answer(missing), 0.0)
+    assert (dispatcher.counts["forked"], dispatcher.groups.ready) == (1, 1)
 
 
 @pytest.mark.parametrize("advantage", ["rae", "turn_batch_mean"])
