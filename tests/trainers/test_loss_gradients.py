@@ -1,6 +1,7 @@
 """Losses against finite differences, and against each other where the literature says that they are equal."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -69,6 +70,20 @@ def test_gradients_are_those_of_finite_differences(loss: str):
         return token_loss(loss, moved, settings)[0]
 
     assert torch.autograd.gradcheck(total, (terms.logprobs, terms.entropy))
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+@pytest.mark.parametrize("correction", ["tis", "mis", "icepop"])
+def test_corrections_at_any_level_are_weights_that_stand_still(correction: str, level: str):
+    terms = terms_of(9)
+    settings = AlgorithmConfig.model_validate(
+        {"loss": "ppo_clip", "correction": correction, "correction_level": level}
+    )
+
+    def total(logprobs: Tensor) -> Tensor:
+        return token_loss("ppo_clip", replace(terms, logprobs=logprobs), settings)[0]
+
+    assert torch.autograd.gradcheck(total, (terms.logprobs,))
 
 
 @pytest.mark.parametrize("loss", LOSSES)
