@@ -11,14 +11,13 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from itertools import product
 from pathlib import Path
 
 from agentgym.config_file import load_config
 from agentgym.coordinator.launch import checkpoint_models
 from agentgym.episode_json import read_episodes
 
-VERSIONS = ("first", "last")
+PAIRS = (("first", "first"), ("last", "first"), ("first", "last"), ("last", "last"))
 
 
 def rewards(run: Path, players: dict[str, Path], episodes: int) -> dict[str, float]:
@@ -51,7 +50,7 @@ def main() -> None:
         },
         "last": checkpoint_models(arguments.run),
     }
-    for ours, theirs in product(VERSIONS, VERSIONS):
+    for ours, theirs in PAIRS:
         earned = rewards(
             arguments.run, {left: folders[ours][left], right: folders[theirs][right]}, arguments.episodes
         )
