@@ -5,9 +5,9 @@
 writes what `save_pretrained` would write for a Qwen3-MoE model: configuration, weights, tokenizer and chat
 template. Nothing here needs torch, and the same preset and seed give the same bytes.
 
-One token is one character of printable ASCII, a newline or a special token, so every word costs its length; the
-chat template therefore writes nothing that a model without knowledge has no use for, and of tools only what they
-and their parameters are called.
+One token is one character of printable ASCII, a newline, a special token or a piece of what all tool calls share, so
+every word costs its length; the chat template therefore writes nothing that a model without knowledge has no use for,
+and of tools only what they and their parameters are called.
 """
 
 import json
@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 PAD, END, UNKNOWN = "<|pad|>", "<|end|>", "<|unk|>"
 CONTROL_TOKENS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", UNKNOWN)
-TOOL_TOKENS = ("<tool_call>", "</tool_call>")
+TOOL_TOKENS = ("<tool_call>", "</tool_call>", '{"name": "', '", "arguments": {', '": ', "}}")
+"""What all calls share; without them a call is twice as long, and what it copies twice as far away."""
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127))
 VOCABULARY = (*CONTROL_TOKENS, *TOOL_TOKENS, *ALPHABET)
 
