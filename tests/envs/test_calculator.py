@@ -55,6 +55,40 @@ def test_a_wrong_answer_ends_the_episode_without_success():
     assert (reward, terminated, truncated, info["success"]) == (0.0, True, False, 0.0)
 
 
+def test_several_questions_are_asked_after_one_another():
+    for seed in range(20):
+        seat = play_single(Calculator(questions=3), CalculatorExpert(seed=0), seed, max_turns=6)
+        assert seat.rewards == pytest.approx([0.0, 1 / 3] * 3)
+        assert seat.success == 1.0
+        asked = [m["content"] for m in seat.messages if m["content"].endswith("=?")]
+        assert len(asked) == 3
+        assert len(set(asked)) > 1
+
+
+def test_a_wrong_answer_costs_its_question_only():
+    env, expert = Calculator(questions=2), CalculatorExpert(seed=0)
+    env.reset(seed=0)
+    wrong = assistant("", [tool_call("submit", '{"answer": 123456}', "a")])
+    messages, reward, terminated, _, info = env.step(wrong)
+    assert [m["role"] for m in messages] == ["tool", "user"]
+    assert (reward, terminated, info["success"]) == (0.0, False, 0.0)
+    for _ in range(2):
+        answer = expert.act(messages, env.tools, {})
+        new, reward, terminated, _, info = env.step(answer)
+        messages += [answer, *new]
+    assert (reward, terminated, info["success"]) == (0.5, True, 0.5)
+
+
+def test_two_answers_at_once_are_not_both_to_the_same_question():
+    env, expert = Calculator(questions=2), CalculatorExpert(seed=0)
+    question, _ = env.reset(seed=0)
+    result = env.step(expert.act([{"role": "user", "content": question}], env.tools, {}))[0][0]["content"]
+    twice = assistant("", [tool_call("submit", f'{{"answer": {result}}}', name) for name in ("a", "b")])
+    messages, reward, terminated, _, info = env.step(twice)
+    assert [m["content"] for m in messages] == ["right", "wrong"]
+    assert (reward, terminated, info["success"]) == (0.5, True, 0.5)
+
+
 def test_questions_follow_the_settings():
     env = Calculator(max_number=3, max_terms=2)
     for seed in range(50):

@@ -3,40 +3,48 @@
 from typing import Any
 
 from agentgym.errors import ConfigError
-from agentgym.messages import Action, Observation
+from agentgym.messages import Action, Observation, user
 from agentgym.tools import ToolEnv, tool
 from agentgym.toolsets import calculator
 from agentgym_envs.calculator import prompts, rules
 
 
 class Calculator(ToolEnv):
-    """Work out an expression with a tool and submit the answer with another."""
+    """Work out expressions with a tool and submit the answers with another."""
 
     system_prompt = prompts.SYSTEM
     toolsets = (calculator.Calculator(),)
     max_tool_calls = 4
+    _answer_is: calculator.Number | None
 
-    def __init__(self, *, max_number: int = 20, max_terms: int = 3, format_penalty: float = 0.1) -> None:
-        """Take the largest number and most terms of a question, and the price of a turn without a call."""
-        if max_number < 1 or max_terms < 2:
-            raise ConfigError(f"max_number = {max_number}, max_terms = {max_terms}: needs at least 1 and 2")
+    def __init__(
+        self, *, max_number: int = 20, max_terms: int = 3, questions: int = 1, format_penalty: float = 0.1
+    ) -> None:
+        """Take a question's largest number and most terms, how many are asked, and a turn without calls' price."""
+        if max_number < 1 or max_terms < 2 or questions < 1:
+            raise ConfigError(
+                f"max_number = {max_number}, max_terms = {max_terms}, questions = {questions}: needs at least 1, 2, 1"
+            )
         self.max_number = max_number
         self.max_terms = max_terms
+        self.questions = questions
         self.format_penalty = format_penalty
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Ask a question."""
+        """Ask the first question."""
         super().reset(seed=seed)
-        expression = rules.make_question(self.np_random, max_number=self.max_number, max_terms=self.max_terms)
-        self._answer_is = calculator.calculate(expression)
-        return prompts.question(expression), {}
+        self._answered = self._right = 0
+        return self._ask(), {}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Run the calls; who never submits has not succeeded."""
-        observation, reward, terminated, truncated, info = super().step(action)
-        return observation, reward, terminated, truncated, {"success": 0.0, **info}
+        """Run the calls; after an answer ask the next question."""
+        answered = self._answered
+        messages, reward, terminated, truncated, info = super().step(action)
+        if self._answered > answered and not terminated:
+            messages = [*messages, user(self._ask())]
+        return messages, reward, terminated, truncated, {**info, "success": self._right / self.questions}
 
     def on_text(self, text: str) -> str:
         """Remind of the tools, at a price."""
@@ -51,5 +59,16 @@ class Calculator(ToolEnv):
             answer: The value.
         """
         right = answer == self._answer_is
-        self.finish(float(right), success=float(right))
+        self._answered += 1
+        self._right += right
+        self._answer_is = None  # a second answer in the same turn is to no question
+        if right:
+            self.add_reward(success=1.0 / self.questions)
+        if self._answered == self.questions:
+            self.finish()
         return prompts.RIGHT if right else prompts.WRONG
+
+    def _ask(self) -> str:
+        expression = rules.make_question(self.np_random, max_number=self.max_number, max_terms=self.max_terms)
+        self._answer_is = calculator.calculate(expression)
+        return prompts.question(expression)

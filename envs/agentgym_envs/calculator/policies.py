@@ -22,11 +22,11 @@ class CalculatorExpert(SeededPolicy):
         if result.lstrip("-").isdigit():
             return call("submit", answer=int(result))
         questions = [prompts.read_question(m["content"]) for m in messages if m["role"] == "user"]
-        return call("calculate", expression=next((q for q in questions if q), "0"))
+        return call("calculate", expression=next((q for q in reversed(questions) if q), "0"))
 
 
 class NoisyCalculator(CalculatorExpert):
-    """The expert, but with probability `p` a turn goes wrong: text, broken JSON, or a wrong answer."""
+    """The expert, but with probability `p` a turn goes wrong: text, a tool that is not there, or a wrong answer."""
 
     def __init__(self, seed: int, p: float = 0.4) -> None:
         """Take the share of turns that go wrong."""
@@ -39,7 +39,7 @@ class NoisyCalculator(CalculatorExpert):
             return super().act(messages, tools, info)
         faults = [
             assistant(str(self.rng.integers(100))),
-            assistant("", [tool_call("calculate", '{"expression": ', "call_0")]),
+            call("calc"),
             call("submit", answer=int(self.rng.integers(100))),
         ]
         return faults[int(self.rng.integers(len(faults)))]
