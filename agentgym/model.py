@@ -7,6 +7,7 @@ that a wrong path or a half-copied download ends in one clear sentence, not in t
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,14 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from agentgym.errors import ModelError
+from agentgym.trainer_config import TrainerConfig
 
 SUPPORTED = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
 """The architectures that the trainer can build and the policy server can update while it runs."""
+
+
+MOE = ("Qwen3MoeForCausalLM", "MixtralForCausalLM")
+"""Those of them with experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,7 @@ def check_model(directory: Path) -> ModelInfo:
     _check_weights(directory, config)
     read_chat_template(directory)
     experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
-    if architectures[0] not in ("Qwen3MoeForCausalLM", "MixtralForCausalLM"):
+    if architectures[0] not in MOE:
         experts = 0
     return ModelInfo(
         architecture=architectures[0],
@@ -85,6 +91,39 @@ def check_context(directory: Path, info: ModelInfo, max_model_len: int) -> None:
             f"server.max_model_len = {max_model_len} is more than the {info.context_length} "
             f"tokens that the model in {directory} can take; lower it"
         )
+
+
+def check_ranks(directory: Path, trainer: TrainerConfig) -> None:
+    """Raise ModelError where the ranks of a trainer cannot divide the model of a folder."""
+    try:
+        check_layout(_read_json(directory, "config.json"), trainer)
+    except KeyError as error:
+        raise ModelError(f"config.json in {directory} lacks {error.args[0]!r}") from error
+
+
+def check_layout(config: Mapping[str, Any], trainer: TrainerConfig) -> None:
+    """Raise ModelError where the ranks of a trainer cannot divide a model with this `config.json`."""
+    heads = config["num_attention_heads"]
+    divided = [
+        ("tp", trainer.tp, "num_attention_heads", heads),
+        ("tp", trainer.tp, "num_key_value_heads", config.get("num_key_value_heads") or heads),
+        ("pp", trainer.pp, "num_hidden_layers", config["num_hidden_layers"]),
+    ]
+    size = config["intermediate_size"]
+    if config["architectures"][0] in MOE:
+        experts = config.get("num_experts") or config["num_local_experts"]
+        size = config.get("moe_intermediate_size", size)
+        divided += [
+            ("ep", trainer.ep, "num_experts", experts),
+            ("etp", trainer.expert_tp, "expert size", size),
+        ]
+    else:
+        divided += [("ep", trainer.ep, "number of experts", 1), ("tp", trainer.tp, "intermediate_size", size)]
+    for setting, ranks, name, number in divided:
+        if number % ranks:
+            raise ModelError(
+                f"trainer.{setting} = {ranks} cannot divide the model's {name} = {number}; choose a divisor of it"
+            )
 
 
 def read_chat_template(directory: Path) -> str:

@@ -1,14 +1,15 @@
-"""What a rank does in the tests of parallel layouts; the tests start it with torchrun, and read what it wrote.
+"""What a rank does in the tests of parallel layouts; the tests start it with `run_ranks`, and read what it wrote.
 
-    torchrun --nproc-per-node N tests/layouts.py MODEL_FOLDER OUT_FOLDER NAME [NAME ...]
+    python tests/layouts.py MODEL_FOLDER OUT_FOLDER NAME [NAME ...]
 
 Every layout takes the same step on the same batch and leaves its numbers, gradients and weights in
-OUT_FOLDER/NAME.safetensors. One process without torchrun takes the step alone.
+OUT_FOLDER/NAME.safetensors. A process that is no rank takes the step alone.
 """
 
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ from agentgym_trainers.megatron.microbatch import build_microbatch
 from agentgym_trainers.megatron.model import build_model, read_config
 from agentgym_trainers.megatron.optimizer import Optimizer
 from agentgym_trainers.megatron.pipeline import forward_backward
-from agentgym_trainers.megatron.replay import ReplayController
+from agentgym_trainers.megatron.replay import FirstRoutes, ReplayController
 from agentgym_trainers.megatron.step import StepSettings, train_step
 
 LAYOUTS = {
@@ -40,16 +41,20 @@ LAYOUTS = {
     "pp2 ep2": {"nproc": 4, "pp": 2, "ep": 2},
     "dp2 tp2": {"nproc": 4, "tp": 2},
 }
-"""By name; with " recompute" behind it, activations are computed again."""
+"""By name. With " first" behind it, the second update replays the routes of the first; with " recompute", activations
+are computed again."""
 ALGORITHM = AlgorithmConfig(tv_threshold=0.05, kl_coefficient=0.01, entropy_coefficient=0.01)
 SETTINGS = StepSettings("dppo_tv", 0.01, updates=2)
 TEMPERATURE = 0.7
-LENGTHS, TOKENS_PER_MICROBATCH = (13, 5, 22, 9, 11), 26
-"""Odd on purpose: no layout can divide the tokens evenly, and two ranks get different numbers of microbatches."""
+WAIT = 240.0
+"""Seconds that ranks wait for each other, one of which may be much slower to start on a busy machine."""
+LENGTHS, TOKENS_PER_MICROBATCH = (9, 25, 7, 11), 26
+"""Odd on purpose: no layout can divide the tokens evenly, and one of two data-parallel ranks has one microbatch, the
+other two."""
 
 
 def trainer_of(name: str) -> TrainerConfig:
-    layout = name.removesuffix(" recompute")
+    layout = name.removesuffix(" recompute").removesuffix(" first")
     return TrainerConfig(
         **LAYOUTS[layout],
         recompute=name.endswith("recompute"),
@@ -123,8 +128,9 @@ def take_step(name: str, folder: Path, out: Path) -> None:
         build_microbatch([batch[i] for i in indices], 0, replay, parallel.device(), multiple=trainer.tp)
         for indices in share_of(parallel.data_rank(), trainer.dp, packed)
     ]
-    exact: list[bool | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(exact, routes_exact(model, replay, microbatches))
+    exact = parallel.from_all(routes_exact(model, replay, microbatches))
+    if " first" in name:
+        microbatches = [replace(microbatch, routes=FirstRoutes()) for microbatch in microbatches]
     first = StepSettings(
         SETTINGS.loss, 0.0, updates=1
     )  # with a learning rate of 0 only the gradient is of interest
@@ -142,9 +148,9 @@ def take_step(name: str, folder: Path, out: Path) -> None:
 def main(arguments: Sequence[str]) -> None:
     folder, out, *names = arguments
     torch.set_num_threads(1)
-    with parallel.without_cuda(), parallel.connected(trainer_of(names[0]).nproc, 60.0):
+    with parallel.without_cuda(), parallel.connected(trainer_of(names[0]).nproc, WAIT):
         for name in names:
-            with parallel.layout(trainer_of(name), 60.0):
+            with parallel.layout(trainer_of(name), WAIT):
                 parallel.seed_all(1)
                 take_step(name, Path(folder), Path(out))
 

@@ -17,7 +17,12 @@ from agentgym.episode import checksum
 from agentgym.protocol import BatchHeader
 from agentgym_trainers.losses.terms import Owners
 
-VOCABULARY, LAYERS, EXPERTS, TOPK = 64, 2, 8, 2
+VOCABULARY, LAYERS, EXPERTS, TOPK = (
+    63,
+    2,
+    8,
+    2,
+)  # an odd vocabulary, which tensor-parallel ranks cannot divide
 ARCHITECTURES = ("Qwen3Moe", "Mixtral", "Qwen3", "Llama")
 CPU = torch.device("cpu")
 

@@ -22,7 +22,7 @@ from agentgym.coordinator.surroundings import Surroundings, check_doors
 from agentgym.errors import ConfigError, RunError, StoppedError
 from agentgym.log import setup_logging
 from agentgym.messages import AgentId
-from agentgym.model import check_context, check_model
+from agentgym.model import check_context, check_model, check_ranks
 from agentgym.policy.endpoint import api_key
 from agentgym.policy.scripted import load_scripted
 from agentgym.policy.template import ChatTokenizer
@@ -32,6 +32,11 @@ from agentgym.tensorboard import TensorBoard
 from agentgym.weights import exchange_folder
 
 STOP_SECONDS = 10.0
+CHANGEABLE = {
+    "run": ("steps",),
+    "trainer": ("nproc", "tp", "pp", "ep", "etp", "recompute", "threads"),
+}
+"""By section: the settings of a run that may be others when it is resumed."""
 
 
 def train(config: Config, *, resume: bool, console: Console) -> None:
@@ -157,6 +162,8 @@ def _check(config: Config) -> list[AgentId]:
     """
     for model in config.served.values():
         check_context(model, check_model(model), config.server.max_model_len)
+    for policy in config.policies_to_train:
+        check_ranks(config.model_of(policy), config.trainer)
     check_doors(config)
     agents = agents_of(config)
     check_rewards(config, spec(config.env.id))
@@ -176,12 +183,13 @@ def _prepare(config: Config, *, resume: bool) -> None:
     settings = run_dir / "config.json"
     if resume:
         before, now = load_config(settings).model_dump(), config.model_dump()
-        before["run"]["steps"] = now["run"]["steps"]  # a finished run may be given more steps
+        for section, names in CHANGEABLE.items():
+            before[section].update({name: now[section][name] for name in names})
         changed = [key for key in now if now[key] != before[key]]
         if changed:
             raise ConfigError(
                 f"cannot resume {run_dir} with other settings: {', '.join(changed)} differ from {settings}; "
-                "only run.steps may change"
+                "only run.steps and the layout of the trainer may change"
             )
     elif settings.exists() or (run_dir / EPISODES).exists():
         raise ConfigError(

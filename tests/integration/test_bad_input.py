@@ -39,6 +39,10 @@ def architecture(folder: Path, name: str) -> None:
         (["policies.learner.model=nowhere"], ["ModelError: there is no model folder at nowhere"]),
         (["policies.learner.model=run.toml"], ["ModelError: there is no model folder at run.toml"]),
         (["server.max_model_len=100000"], ["ModelError: server.max_model_len = 100000", "lower it"]),
+        (
+            ["trainer.nproc=3", "trainer.ep=3"],
+            ["ModelError: trainer.ep = 3 cannot divide the model's num_experts = 8"],
+        ),
         (["env.id=odd_envs:Leters"], ["ConfigError: ", "did you mean Letters"]),
         (["env.kwargs.speed=3"], ["ConfigError: odd_envs:Letters", "latency"]),
         (["warmup.policy=parrot"], ["ConfigError: there is no scripted policy 'parrot'"]),

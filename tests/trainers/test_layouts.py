@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,15 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from layouts import ALGORITHM, TEMPERATURE, samples, take_step
+from layouts import ALGORITHM, LENGTHS, TEMPERATURE, TOKENS_PER_MICROBATCH, samples, take_step
 from safetensors import safe_open
 from torch import Tensor
 from trainer_builders import Reference, relative_difference
 
+from agentgym.batch import pack_microbatches, share_of
+from agentgym_trainers.megatron.launch import run_ranks
+
 SCRIPT = Path(__file__).parents[1] / "layouts.py"
 PRECISION = 1e-5
 PAIRS = ["dp2", "tp2", "ep2", "pp2", "tp2 ep2"]
-TWO = [*PAIRS, *(f"{name} recompute" for name in PAIRS)]
+TWO = [*PAIRS, *(f"{name} recompute" for name in PAIRS), "pp2 first", "tp2 ep2 first recompute"]
 FOUR = ["tp2 pp2", "pp2 ep2", "dp2 tp2"]
 
 
@@ -43,26 +45,19 @@ def read(path: Path) -> Taken:
     return Taken(gradients, weights, json.loads(metadata["metrics"]), json.loads(metadata["routes"]))
 
 
-def torchrun(ranks: int, model: Path, out: Path, names: list[str]) -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, f"--nproc-per-node={ranks}", str(SCRIPT), str(model), str(out), *names],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+def in_ranks(ranks: int, model: Path, out: Path, names: list[str]) -> None:
+    path = os.pathsep.join(sys.path)
+    command = ["env", f"PYTHONPATH={path}", "OMP_NUM_THREADS=1", sys.executable, "-W", "ignore", str(SCRIPT)]
+    assert run_ranks(ranks, [*command, str(model), str(out), *names], out) == 0
 
 
 @pytest.fixture(scope="session")
 def folder(hf_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one rank wrote, without recompute and with it, and two ranks in all layouts."""
     out = tmp_path_factory.mktemp("layouts")
-    for name in ("one", "one recompute"):
+    for name in ("one", "one recompute", "one first"):
         take_step(name, hf_model("Qwen3Moe"), out)
-    torchrun(2, hf_model("Qwen3Moe"), out, TWO)
+    in_ranks(2, hf_model("Qwen3Moe"), out, TWO)
     return out
 
 
@@ -72,12 +67,20 @@ def check(found: Taken, expected: Taken) -> None:
         assert max(relative_difference(ours[name], theirs[name]) for name in theirs) <= PRECISION
     timeless = {name: value for name, value in expected.metrics.items() if name != "seconds"}
     assert {name: found.metrics[name] for name in timeless} == pytest.approx(timeless, rel=PRECISION)
+    assert expected.metrics["grad_norm"] > 0.5  # so that it was clipped
     assert all(found.routes)
 
 
 @pytest.mark.parametrize("name", ["one recompute", *TWO])
 def test_a_layout_takes_the_step_that_one_rank_takes(folder: Path, name: str):
-    check(read(folder / f"{name}.safetensors"), read(folder / "one.safetensors"))
+    alone = "one first" if " first" in name else "one"
+    check(read(folder / f"{name}.safetensors"), read(folder / f"{alone}.safetensors"))
+
+
+def test_the_ranks_get_different_numbers_of_tokens_and_of_microbatches():
+    packed = pack_microbatches(LENGTHS, TOKENS_PER_MICROBATCH, 2)
+    shares = [share_of(rank, 2, packed) for rank in (0, 1)]
+    assert [[sum(LENGTHS[n] for n in indices) for indices in share] for share in shares] == [[25, 0], [20, 7]]
 
 
 def test_one_rank_takes_the_step_of_a_loop_in_transformers(hf_model: Callable[..., Path], folder: Path):
@@ -105,7 +108,7 @@ def test_one_rank_takes_the_step_of_a_loop_in_transformers(hf_model: Callable[..
 
 @pytest.mark.long
 def test_layouts_of_four_ranks_take_the_step_that_one_rank_takes(hf_model: Callable[..., Path], folder: Path):
-    torchrun(4, hf_model("Qwen3Moe"), folder, FOUR)
+    in_ranks(4, hf_model("Qwen3Moe"), folder, FOUR)
     for name in FOUR:
         check(read(folder / f"{name}.safetensors"), read(folder / "one.safetensors"))
 
@@ -113,6 +116,6 @@ def test_layouts_of_four_ranks_take_the_step_that_one_rank_takes(hf_model: Calla
 def test_a_tied_embedding_learns_at_both_ends_of_a_pipeline(hf_model: Callable[..., Path], tmp_path: Path):
     names = ["tp2", "pp2"]
     take_step("one", hf_model("Qwen3", True), tmp_path)
-    torchrun(2, hf_model("Qwen3", True), tmp_path, names)
+    in_ranks(2, hf_model("Qwen3", True), tmp_path, names)
     for name in names:
         check(read(tmp_path / f"{name}.safetensors"), read(tmp_path / "one.safetensors"))

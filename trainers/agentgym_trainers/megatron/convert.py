@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
@@ -45,6 +46,8 @@ class Entry:
     """The expert-parallel rank that has it; None: all have it."""
     copy: bool = False
     """It holds again what another entry holds."""
+    padding: int = 0
+    """Rows of zeros behind the sources, so that the ranks can divide them evenly."""
     join: Callable[[tuple[Tensor, ...]], Tensor] = lambda parts: parts[0]
     split: Callable[[Tensor], tuple[Tensor, ...]] = lambda weight: (weight,)
 
@@ -67,6 +70,7 @@ class Entry:
         """Return this rank's piece of a whole source. Raises RuntimeError where it cannot be divided."""
         if self.axis is None or self.group.size() == 1:
             return source
+        source = F.pad(source, (0, 0, 0, self.padding)) if self.padding else source
         if source.shape[self.axis] % self.group.size():
             raise RuntimeError(f"{list(source.shape)} cannot be divided among {self.group.size()} ranks")
         return source.chunk(self.group.size(), self.axis)[self.group.rank()]
@@ -93,15 +97,16 @@ def entries(model: GPTModel) -> Iterator[Entry]:
     stages = config.pipeline_model_parallel_size
     tied = model.share_embeddings_and_output_weights
     embedding = ("model.embed_tokens.weight",)
-    yield Entry("embedding.word_embeddings.weight", embedding, ROWS)
+    padding = model.vocab_size - model.words
+    yield Entry("embedding.word_embeddings.weight", embedding, ROWS, padding=padding)
     for number in range(config.num_layers):
         stage, local = divmod(number, config.num_layers // stages)
         yield from _layer(config, names, stage, f"decoder.layers.{local}.", f"model.layers.{number}.")
     yield Entry("decoder.final_layernorm.weight", ("model.norm.weight",), stage=stages - 1)
     if not tied:
-        yield Entry("output_layer.weight", ("lm_head.weight",), ROWS, stages - 1)
+        yield Entry("output_layer.weight", ("lm_head.weight",), ROWS, stages - 1, padding=padding)
     elif stages > 1:
-        yield Entry("output_layer.weight", embedding, ROWS, stages - 1, copy=True)
+        yield Entry("output_layer.weight", embedding, ROWS, stages - 1, copy=True, padding=padding)
 
 
 def load_hf(model: GPTModel, tensors: Mapping[str, Tensor]) -> None:

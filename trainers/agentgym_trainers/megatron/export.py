@@ -14,7 +14,7 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 from agentgym_trainers.megatron.convert import Entry, entries
-from agentgym_trainers.megatron.parallel import device
+from agentgym_trainers.megatron.parallel import device, from_all
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 """As safetensors call them."""
@@ -48,13 +48,13 @@ def stream_hf(model: GPTModel, values: Mapping[str, Tensor] | None = None) -> St
     for entry in entries(model):
         if entry.here and not entry.copy:
             mine |= _whole_shapes(entry, values[entry.parameter])
-    everyone: list[dict[str, tuple[int, ...]]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    shapes, owners = {}, {}
+    everyone = from_all(mine)
+    shapes: dict[str, tuple[int, ...]] = {}
+    owners: dict[str, int] = {}
     for entry in entries(model):
         for name in () if entry.copy else entry.sources:
             owners[name] = next(rank for rank, names in enumerate(everyone) if name in names)
-            shapes[name] = everyone[owners[name]][name]
+            shapes[name] = tuple(everyone[owners[name]][name])
     dtype = next(iter(values.values())).dtype
     return Stream(shapes, dtype, _tensors(model, values, shapes, owners))
 
@@ -95,7 +95,7 @@ def _whole_shapes(entry: Entry, value: Tensor) -> dict[str, tuple[int, ...]]:
     for name, piece in zip(entry.sources, entry.split(torch.empty(value.shape, device="meta")), strict=True):
         shape = list(piece.shape)
         if entry.axis is not None:
-            shape[entry.axis] *= entry.group.size()
+            shape[entry.axis] = shape[entry.axis] * entry.group.size() - entry.padding
         shapes[name] = tuple(shape)
     return shapes
 
@@ -129,4 +129,5 @@ def _whole(entry: Entry, piece: Tensor) -> Tensor:
         return piece
     pieces = [torch.empty_like(piece) for _ in range(entry.group.size())]
     dist.all_gather(pieces, piece, group=entry.group)
-    return torch.cat(pieces, entry.axis)
+    whole = torch.cat(pieces, entry.axis)
+    return whole.narrow(entry.axis, 0, whole.shape[entry.axis] - entry.padding)

@@ -1,21 +1,43 @@
-"""Starting the trainer: its imports, and several of it. Nothing here imports torch before it is needed."""
+"""Starting the trainer: its ranks, several processes of one machine; its imports. torch is imported when needed.
+
+The ranks find each other through a file in a folder that only their user can enter, and connections on CPUs stay on the
+loopback interface. (torchrun would start them just as well, but it opens a port and unpickles what comes there.)
+"""
 
 import logging
 import os
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from agentgym.errors import RunError
 
 logger = logging.getLogger(__name__)
 
+MEETING = "AGENTGYM_MEETING"
+"""The environment variable that names the file, in every rank."""
+GRACE = 5.0
+"""Seconds that the others have to end by themselves, and to say why, when one has failed."""
+
 
 def launched() -> bool:
-    """Say whether this process was started by torchrun."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+    """Say whether this process is one of several ranks."""
+    return MEETING in os.environ
+
+
+def meeting() -> str:
+    """Return the file through which the ranks find each other."""
+    return os.environ[MEETING]
 
 
 def rank() -> int:
-    """Return the number of this process among those of the trainer."""
+    """Return the number of this process, and of its GPU, among those of the trainer."""
     return int(os.environ["RANK"]) if launched() else 0
 
 
@@ -24,25 +46,43 @@ def world_size() -> int:
     return int(os.environ["WORLD_SIZE"]) if launched() else 1
 
 
-def local_rank() -> int:
-    """Return the number of this process, and of its GPU, among those on this machine."""
-    return int(os.environ["LOCAL_RANK"]) if launched() else 0
+def run_ranks(count: int, command: Sequence[str], folder: Path, *, grace: float = GRACE) -> int:
+    """Run a command as `count` ranks, which meet in `folder`; return 0 when all have ended well, else 1.
 
-
-def become_torchrun(nproc: int, module: str, arguments: Sequence[str]) -> int:
-    """Run a module as `nproc` processes on this machine, and return the exit status when all have ended.
-
-    When one of them fails, torchrun ends the others.
+    When one of them fails, the others are ended, `grace` seconds later.
     """
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import main as torchrun
+    with (
+        tempfile.TemporaryDirectory(prefix=".ranks-", dir=folder) as private,
+        ThreadPoolExecutor(count) as threads,
+    ):
+        places = [_place(number, count, Path(private)) for number in range(count)]
+        ranks = [subprocess.Popen(command, env={**os.environ, **place}) for place in places]
+        try:
+            ends = {threads.submit(_end_of, process): number for number, process in enumerate(ranks)}
+            ended, _ = wait(ends, return_when=FIRST_EXCEPTION)
+            failed = [(ends[end], error) for end in ended if (error := end.exception()) is not None]
+            for number, error in failed:
+                logger.error("rank %d of the trainer %s; the others are ended", number, error)
+            wait(ends, timeout=grace)
+        finally:
+            for process in ranks:
+                process.kill()
+    return 1 if failed else 0
 
-    try:
-        torchrun(["--standalone", f"--nproc-per-node={nproc}", "-m", module, *arguments])
-    except ChildFailedError as error:
-        logger.error("a rank of the trainer failed: %s", error)
-        return 1
-    return 0
+
+def _place(number: int, count: int, private: Path) -> dict[str, str]:
+    """Return the environment variables of a rank; the names are those that torch's libraries know, too."""
+    numbers = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(count)}
+    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    return {**loopback, **numbers, MEETING: str(private / "meeting")}
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> None:
+    status = process.wait()
+    if status < 0:
+        raise RunError(f"was killed by {signal.Signals(-status).name}")
+    if status > 0:
+        raise RunError(f"ended with status {status}")
 
 
 @contextmanager

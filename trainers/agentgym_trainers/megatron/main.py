@@ -7,8 +7,8 @@ It says hello when its model is loaded, then asks for batches until it is told t
 a drain, 1 after a failure, which it has reported as a fatal error. It ends by itself when the coordinator is
 gone.
 
-With `trainer.nproc` > 1 this process becomes torchrun and starts itself that often; rank 0 talks to the coordinator
-and passes on what it gets. When one rank ends, torchrun ends the others; when torchrun ends, they do.
+With `trainer.nproc` > 1 this process starts itself that often and waits for the end; rank 0 talks to the coordinator
+and passes on what it gets. When one rank fails, the others are ended; when this process ends, they do.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from agentgym.busy import BusyShare, forget_startup, large_imports
 from agentgym.config import Config
 from agentgym.config_file import load_config
-from agentgym.errors import RunError
+from agentgym.errors import AgentGymError, RunError
 from agentgym.keys import load_keys
 from agentgym.lifeline import die_with_parent
 from agentgym.log import setup_logging
@@ -123,20 +123,21 @@ def main(arguments: Sequence[str]) -> int:
     settings = parse_arguments(arguments)
     setup_logging(f"{settings.name}.{launch.rank()}" if launch.launched() else settings.name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's, which then drains
-    if launch.launched():
-        die_with_parent(os.getppid())
-    elif settings.parent_pid is not None:
+    if settings.parent_pid is not None:
         die_with_parent(settings.parent_pid)
     config = load_config(settings.config)
     if config.trainer.nproc > 1 and not launch.launched():
-        return launch.become_torchrun(config.trainer.nproc, "agentgym_trainers.megatron.main", arguments)
+        command = [sys.executable, "-m", "agentgym_trainers.megatron.main", *arguments]
+        as_parent = ["--parent-pid", str(os.getpid())]
+        return launch.run_ranks(config.trainer.nproc, [*command, *as_parent], settings.exchange)
     busy = BusyShare()
     link = None if launch.rank() else _connect(settings.coordinator, config, busy)
     try:
         run(config, settings, link, busy)
     except Exception as error:  # the process boundary: whatever it was is reported and ends the process
         logger.exception("the trainer failed")
-        if link is not None:
+        # An error of torch's own may only say that another rank has died: then the run goes on from a checkpoint.
+        if link is not None and (isinstance(error, AgentGymError) or not launch.launched()):
             link.send(Error(text=f"{type(error).__name__}: {error}", fatal=True))
         return 1
     finally:

@@ -16,6 +16,7 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from agentgym.errors import ModelError
+from agentgym.model import check_layout
 from agentgym.trainer_config import TrainerConfig
 from agentgym_trainers.megatron.spec import Rope, layer_spec
 
@@ -119,7 +120,7 @@ def transformer_config(
         }
     except KeyError as error:
         raise ModelError(f"config.json of a {architecture} lacks {error.args[0]!r}") from error
-    _check_divisible(fields, shape, moe, trainer)
+    check_layout(fields, trainer)
     return TransformerConfig(
         **shape,
         **moe,
@@ -178,36 +179,17 @@ def _moe_settings(fields: dict[str, Any], experts: int, size: int, normalized: b
     }
 
 
-def _check_divisible(
-    fields: dict[str, Any], shape: dict[str, Any], moe: dict[str, Any], trainer: TrainerConfig
-) -> None:
-    divided = [
-        ("tp", trainer.tp, "num_attention_heads", shape["num_attention_heads"]),
-        ("tp", trainer.tp, "num_key_value_heads", shape["num_query_groups"]),
-        ("tp", trainer.tp, "vocab_size", fields["vocab_size"]),
-        ("pp", trainer.pp, "num_hidden_layers", shape["num_layers"]),
-    ]
-    if moe:
-        divided += [
-            ("ep", trainer.ep, "num_experts", moe["num_moe_experts"]),
-            ("etp", trainer.expert_tp, "expert size", moe["moe_ffn_hidden_size"]),
-        ]
-    else:
-        divided += [("ep", trainer.ep, "number of experts", 1)]
-        divided += [("tp", trainer.tp, "intermediate_size", shape["ffn_hidden_size"])]
-    for setting, ranks, name, number in divided:
-        if number % ranks:
-            raise ModelError(
-                f"trainer.{setting} = {ranks} cannot divide the model's {name} = {number}; choose a divisor of it"
-            )
-
-
 class Model(GPTModel):  # type: ignore[misc]
     """megatron-core's model, which returns its hidden states [T, 1, H]; `predictions` makes logits of those it needs.
 
     Its tied embedding needs no exchange between stages before it is loaded: both ends of a pipeline read it from the
     folder, and megatron-core would send it through a GPU.
     """
+
+    architecture: str
+    words: int
+    """The model's vocabulary. `vocab_size` is the next number that the tensor-parallel ranks can divide; the rows
+    beyond it are zeros, and stay so."""
 
     def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
         return hidden_states
@@ -234,7 +216,7 @@ def build_model(
     model = Model(
         config,
         layer_spec(config),
-        vocab_size=fields["vocab_size"],
+        vocab_size=fields["vocab_size"] + -fields["vocab_size"] % config.tensor_model_parallel_size,
         max_sequence_length=fields["max_position_embeddings"],
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
@@ -242,7 +224,7 @@ def build_model(
         rotary_base=theta,
         share_embeddings_and_output_weights=bool(fields.get("tie_word_embeddings", False)),
     )
-    model.architecture = fields["architectures"][0]
+    model.architecture, model.words = fields["architectures"][0], fields["vocab_size"]
     model.rotary_pos_emb = Rope(
         kv_channels=config.kv_channels, rotary_percent=1.0, rotary_base=theta, use_cpu_initialization=True
     )

@@ -1,8 +1,8 @@
 """The ranks of a trainer: torch.distributed, megatron-core's process groups, and what all ranks must know.
 
-One process needs no launcher and no port. Several are started by torchrun, on one machine or more; rank 0 alone talks
-to the coordinator. Ranks are counted tensor-parallel first, then data-parallel (the experts' ranks among them), then
-pipeline stages, so that rank 0 is the first of everything.
+Rank 0 alone talks to the coordinator. Ranks tell each other tensors, and the little that has names as msgpack in one
+(`from_all`): nothing is unpickled. They are counted tensor-parallel first, then data-parallel (the experts' ranks
+among them), then pipeline stages, so that rank 0 is the first of everything.
 """
 
 import math
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import msgpack
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
@@ -21,7 +22,7 @@ from agentgym_trainers.megatron import launch
 from agentgym_trainers.megatron.cpu import without_cuda
 
 FOREVER = timedelta(days=365)
-"""Ranks wait for the next batch as long as rank 0 lives: torchrun ends all when one has ended."""
+"""Ranks wait for the next batch as long as rank 0 lives: when one has ended, all are."""
 
 
 def device() -> torch.device:
@@ -75,17 +76,18 @@ def connected(nproc: int, timeout: float) -> Iterator[None]:
     if launch.world_size() != nproc:
         raise ConfigError(
             f"trainer.nproc = {nproc}, but the trainer was started as {launch.world_size()} processes; let the "
-            "coordinator start it, or give torchrun the same number"
+            "coordinator start it"
         )
     if torch.cuda.is_available():
-        torch.cuda.set_device(launch.local_rank())
-    rendezvous: dict[str, Any] = {}
-    if not launch.launched():
-        rendezvous = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
+        torch.cuda.set_device(launch.rank())
+    store: Any = dist.FileStore(launch.meeting(), nproc) if launch.launched() else dist.HashStore()  # type: ignore[attr-defined]
+    store.set_timeout(timedelta(seconds=timeout))
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
         timeout=timedelta(seconds=timeout),
-        **rendezvous,
+        store=store,
+        rank=launch.rank(),
+        world_size=nproc,
     )
     try:
         yield
@@ -117,6 +119,22 @@ def layout(config: TrainerConfig, timeout: float) -> Iterator[None]:
         yield
     finally:
         parallel_state.destroy_model_parallel()
+
+
+def from_all(value: Any) -> list[Any]:
+    """Return what each rank gives, in their order: None, numbers, texts, and lists and dictionaries of them.
+
+    All ranks must call it. A tuple comes back as a list.
+    """
+    mine = torch.frombuffer(bytearray(msgpack.packb(value)), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(mine)]))
+    longest = int(max(sizes))
+    parts = [torch.empty(longest, dtype=torch.uint8) for _ in sizes]
+    dist.all_gather(parts, torch.nn.functional.pad(mine, (0, longest - len(mine))))
+    return [
+        msgpack.unpackb(part[: int(size)].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)
+    ]
 
 
 class Channel:

@@ -34,24 +34,38 @@ def predict(
     if parallel_state.get_tensor_model_parallel_world_size() > 1:
         hidden = gather_from_sequence_parallel_region(hidden)
     rows = hidden[:, 0].index_select(0, microbatch.rows)
-    return log_probabilities(rows, words_of(model), microbatch.targets, temperature)
+    first = _first_word(model)
+    return log_probabilities(rows, words_of(model), microbatch.targets, temperature, first=first)
 
 
 def words_of(model: GPTModel) -> Tensor:
-    """Return the output matrix [V, H] of the last pipeline stage, which may be the embedding."""
+    """Return the output matrix [V, H] of the last pipeline stage, which may be the embedding, without its padding."""
     tied = model.share_embeddings_and_output_weights
-    return model.shared_embedding_or_output_weight() if tied else model.output_layer.weight  # type: ignore[no-any-return]
+    matrix: Tensor = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
+    ours = model.words - _first_word(model)
+    return matrix if len(matrix) <= ours else matrix[:ours]
+
+
+def _first_word(model: GPTModel) -> int:
+    """Return the number of the first word of this rank."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    return int(model.vocab_size // group.size() * group.rank())
 
 
 def log_probabilities(
-    hidden: Tensor, words: Tensor, targets: Tensor, temperature: float, at_once: int = LOGITS_AT_ONCE
+    hidden: Tensor,
+    words: Tensor,
+    targets: Tensor,
+    temperature: float,
+    at_once: int = LOGITS_AT_ONCE,
+    first: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probability [N] of each target and the entropy [N] of its distribution.
 
     The logits are `hidden` [N, H] times `words` [V, H], divided by `temperature`; there are `at_once` at a time, or
-    those of one row.
+    those of one row. `first` is the number of the first of the words.
     """
-    return _LogProbabilities.apply(hidden, words, targets, temperature, at_once)  # type: ignore[no-any-return, no-untyped-call]
+    return _LogProbabilities.apply(hidden, words, targets - first, temperature, at_once)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _LogProbabilities(torch.autograd.Function):
@@ -60,7 +74,7 @@ class _LogProbabilities(torch.autograd.Function):
         ctx: Any, hidden: Tensor, words: Tensor, targets: Tensor, temperature: float, at_once: int
     ) -> tuple[Tensor, Tensor]:
         group = parallel_state.get_tensor_model_parallel_group()
-        places, here = _places(targets, len(words), group.rank())
+        places, here = _places(targets, len(words))
         logprobs, entropies, log_totals = [], [], []
         for part in _parts(len(hidden), at_once // len(words)):
             logits = _logits(hidden[part], words, temperature)
@@ -89,8 +103,7 @@ class _LogProbabilities(torch.autograd.Function):
     def backward(ctx: Any, of_logprob: Tensor | None, of_entropy: Tensor | None) -> Any:
         """With logits z: d log p_t / d z_v = [v = t] - p_v, and d entropy / d z_v = -p_v (log p_v + entropy)."""
         hidden, words, targets, entropy, log_total = ctx.saved_tensors
-        rank = parallel_state.get_tensor_model_parallel_group().rank()
-        places, here = _places(targets, len(words), rank)
+        places, here = _places(targets, len(words))
         of_logprob = torch.zeros_like(entropy) if of_logprob is None else of_logprob
         of_hidden, of_words = torch.empty_like(hidden), torch.zeros_like(words, dtype=entropy.dtype)
         for part in _parts(len(hidden), ctx.at_once // len(words)):
@@ -120,8 +133,7 @@ def _logits(hidden: Tensor, words: Tensor, temperature: float) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature)
 
 
-def _places(targets: Tensor, words: int, rank: int) -> tuple[Tensor, Tensor]:
+def _places(targets: Tensor, words: int) -> tuple[Tensor, Tensor]:
     """Return the column of each target among the words of this rank, 0 for those of others, and which it has."""
-    places = targets - rank * words
-    here = (places >= 0) & (places < words)
-    return places.where(here, 0), here
+    here = (targets >= 0) & (targets < words)
+    return targets.where(here, 0), here

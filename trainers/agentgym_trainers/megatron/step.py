@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
@@ -27,6 +26,7 @@ from agentgym_trainers.losses.terms import Stats, TokenTerms
 from agentgym_trainers.megatron.gradients import sum_over_ranks
 from agentgym_trainers.megatron.microbatch import Microbatch
 from agentgym_trainers.megatron.optimizer import Optimizer
+from agentgym_trainers.megatron.parallel import from_all
 from agentgym_trainers.megatron.pipeline import forward_backward, run_stage
 from agentgym_trainers.megatron.predictions import predict
 from agentgym_trainers.megatron.reference import Reference
@@ -157,17 +157,16 @@ class Tally:
         counts_here = (
             parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
         )
-        everyone: list[Tally | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, self if counts_here else None)
+        mine = (self.sums, self.counts, self.highest, self.losses) if counts_here else None
         whole = Tally(self.compares_rollout, grad_norms=self.grad_norms)
-        for part in filter(None, everyone):
-            for name, value in part.sums.items():
+        for sums, counts, highest, losses in filter(None, from_all(mine)):
+            for name, value in sums.items():
                 whole.sums[name] += value
-            for name, number in part.counts.items():
+            for name, number in counts.items():
                 whole.counts[name] += number
-            for name, value in part.highest.items():
+            for name, value in highest.items():
                 whole.highest[name] = max(whole.highest[name], value)
-            whole.losses += part.losses
+            whole.losses += losses
         return whole
 
     def metrics(self, settings: StepSettings, seconds: float) -> Metrics:
