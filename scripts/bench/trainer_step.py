@@ -205,6 +205,9 @@ def measure(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
             step()
             if number:
                 seconds[name].append(time.process_time() - started)
+        if number:
+            times = ", ".join(f"{name} {taken[-1]:.3f}" for name, taken in seconds.items())
+            print(f"round {number}, seconds: {times}", flush=True)
     return seconds
 
 
