@@ -92,6 +92,7 @@ def ours(model: Path, scratch: Path, samples: Sequence[Sample], *, replay: bool)
         Config.model_validate(settings), policy="learner", exchange=scratch, checkpoints=scratch
     )
     arrays = {name: array for name, array in concatenate(samples).items() if array is not None}
+    made = sums(arrays)  # by the coordinator, as the checksums by the workers
 
     def step() -> None:
         header = BatchHeader(
@@ -101,7 +102,7 @@ def ours(model: Path, scratch: Path, samples: Sequence[Sample], *, replay: bool)
             updates=1,
             lengths=[len(sample.tokens) for sample in samples],
             checksums=[sample.checksum for sample in samples],
-            sums=sums(arrays),
+            sums=made,
             microbatches=[list(range(len(samples)))],
             publish=False,
             checkpoint=False,
