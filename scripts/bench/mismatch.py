@@ -1,59 +1,43 @@
-"""How far the trainer is from the policy server in bfloat16, with the experts that the server chose and without.
+"""How far the trainer is from the policy server, with the experts that the server chose and without.
 
-    python scripts/bench/mismatch.py CONFIG [--checkpoint RUN | --model FOLDER [--noise 0.2]] [--episodes 64]
-        [section.key=value ...]
+    python scripts/bench/mismatch.py RUN [RUN ...] [--dtype bfloat16] [--tokens 4000]
 
-A policy server in bfloat16 plays episodes of the configuration (`agentgym eval`); the trainer, in bfloat16 as well,
-computes the log-probabilities of their tokens with the same weights, once with the recorded routes and once with those
-of its own routers. Printed are means over the sampled tokens: the KL divergence to the server by the estimators k3 and
-k1, the largest and the mean |difference|, and the share of the tokens that are further away than a factor of 1.1.
+For each training run, the newest checkpoint is taken whose weights played episodes that the run still has. The trainer
+computes the log-probabilities of their tokens with these weights, in the dtype that is given, once with the recorded
+routes and once with those of its own routers. Printed are means over the sampled tokens: the KL divergence to the
+policy server by the estimators k3 and k1, the mean and the largest |difference|; and how many tokens are apart by more
+than a factor of 1.1. Conversations in which the weights changed are left out.
 """
 
 import argparse
 import logging
-import shutil
-import subprocess
-import sys
-import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from agentgym.batch import Sample, pack_microbatches
+from agentgym.config import Config
+from agentgym.config_file import load_config
+from agentgym.coordinator.store import stored_episodes
 from agentgym.episode import Trajectory
-from agentgym.episode_json import EpisodeFile, read_episodes
 
 TOKENS_PER_MICROBATCH = 2048
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def play(arguments: argparse.Namespace, out: Path) -> EpisodeFile:
-    """Play the episodes and read them."""
-    players = ["--checkpoint", str(arguments.checkpoint)] if arguments.checkpoint else []
-    settings = ["server.dtype=bfloat16", *arguments.settings]
-    if arguments.model:
-        settings.append(f"policies.learner.model={arguments.model}")
-    command = [sys.executable, "-m", "agentgym", "eval", str(arguments.config), *players]
-    episodes = ["--episodes", str(arguments.episodes), "--out", str(out)]
-    subprocess.run([*command, *episodes, *settings], check=True, stdout=subprocess.DEVNULL)
-    return read_episodes(out)
-
-
-def with_noise(model: Path, folder: Path, scale: float) -> Path:
-    """Copy a model, with noise on the matrices of its experts: `scale` times their standard deviation."""
-    shutil.copytree(model, folder)
-    generator = torch.Generator().manual_seed(0)
-    for path in folder.glob("*.safetensors"):
-        tensors = load_file(path)
-        for name, tensor in tensors.items():
-            if ".experts." in name:
-                noise = torch.randn(tensor.shape, generator=generator)
-                tensors[name] = (tensor + scale * tensor.float().std() * noise).to(tensor.dtype)
-        save_file(tensors, path, {"format": "pt"})
-    return folder
+def of_one_version(run: Path, config: Config) -> dict[int, list[Trajectory]]:
+    """Return what the trained policy said in the episodes of a run, by the version that said all of it."""
+    found: dict[int, list[Trajectory]] = defaultdict(list)
+    for stored in stored_episodes(run):
+        for trajectory in stored.episode.trajectories:
+            versions = set(trajectory.versions[trajectory.loss_mask].tolist())
+            if trajectory.trainable and trajectory.policy == config.learner and len(versions) == 1:
+                found[versions.pop()].append(trajectory)
+    return found
 
 
 def sample_of(trajectory: Trajectory) -> Sample:
@@ -73,10 +57,10 @@ def sample_of(trajectory: Trajectory) -> Sample:
 
 
 @torch.no_grad()
-def differences(
-    model: Path, samples: Sequence[Sample], temperature: float, *, replayed: bool
+def log_probabilities(
+    model: Path, samples: Sequence[Sample], dtype: torch.dtype, temperature: float, *, replayed: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield log-probabilities [N] of the trainer and of the server, a microbatch at a time."""
+    """Yield those of the trainer and of the policy server [N], a microbatch at a time."""
     from agentgym_trainers.megatron import parallel
     from agentgym_trainers.megatron.convert import load_hf, read_safetensors
     from agentgym_trainers.megatron.microbatch import build_microbatch
@@ -84,7 +68,7 @@ def differences(
     from agentgym_trainers.megatron.replay import ReplayController
     from agentgym_trainers.megatron.step import forward
 
-    trained = build_model(read_config(model), torch.bfloat16, parallel.device())
+    trained = build_model(read_config(model), dtype, parallel.device())
     load_hf(trained, read_safetensors(model))
     replay = ReplayController(trained)
     for indices in pack_microbatches([len(sample.tokens) for sample in samples], TOKENS_PER_MICROBATCH):
@@ -98,57 +82,59 @@ def report(name: str, ours: Tensor, rollout: Tensor) -> float:
     """Print a line and return the divergence."""
     from agentgym_trainers.losses.kl import kl_to_rollout
 
-    found = {
-        estimator: values.double().mean().item() for estimator, values in kl_to_rollout(ours, rollout).items()
-    }
+    kl = {estimator: values.double().mean() for estimator, values in kl_to_rollout(ours, rollout).items()}
     apart = (ours - rollout).abs()
     print(
-        f"{name:15} k3 {found['kl_rollout']:.3e}, k1 {found['kl_rollout_k1']:+.2e}, |difference| mean "
-        f"{apart.mean():.2e} and at most {apart.max():.2e}, beyond a factor of 1.1 "
-        f"{(apart > np.log(1.1)).double().mean():.2%}",
+        f"  {name:17} k3 {kl['kl_rollout']:.3e}, k1 {kl['kl_rollout_k1']:+.2e}, |difference| {apart.mean():.2e}, "
+        f"at most {apart.max():.2e}; {int((apart > np.log(1.1)).sum())} tokens apart by more than 1.1",
         flush=True,
     )
-    return found["kl_rollout"]
+    return kl["kl_rollout"].item()
 
 
-def measure(arguments: argparse.Namespace, out: Path) -> None:
-    """Play, compute twice, print."""
-    played = play(arguments, out)
-    trajectories = [t for record in played.records for t in record.episode.trajectories]
-    samples = [sample_of(trajectory) for trajectory in trajectories if trajectory.loss_mask.any()]
-    config = played.header["config"]
-    model, temperature = Path(config["policies"]["learner"]["model"]), config["sampling"]["temperature"]
+def measure(run: Path, dtype: str, tokens: int) -> None:
+    """Measure one run and print its lines."""
+    config = load_config(run / "config.json")
+    played = of_one_version(run, config)
+    kept = {int(path.name.removeprefix("step-")): path for path in (run / "checkpoints").glob("step-*")}
+    version = max(played.keys() & kept.keys(), default=None)
+    if version is None:
+        print(f"{run}: none of the episodes that are left was played by a checkpoint that is left")
+        return
+    samples, sampled = [], 0
+    for trajectory in played[version]:
+        if sampled < tokens:
+            samples.append(sample_of(trajectory))
+            sampled += int(trajectory.loss_mask.sum())
+    print(f"{run}, version {version}: {sampled} tokens, sampled in {config.server.dtype}, trainer in {dtype}")
+    divergence = {}
+    for name, replayed in (("replayed routes", True), ("the trainer's own", False)):
+        pairs = log_probabilities(
+            kept[version] / "model",
+            samples,
+            DTYPES[dtype],
+            config.sampling.temperature or 1.0,
+            replayed=replayed,
+        )
+        ours, rollout = zip(*pairs, strict=True)
+        divergence[replayed] = report(name, torch.cat(ours), torch.cat(rollout))
+    print(f"  without replay over with it: {divergence[False] / divergence[True]:.1f}", flush=True)
+
+
+def main() -> None:
+    """Measure all runs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of the trainer")
+    parser.add_argument("--tokens", type=int, default=4000, help="sampled tokens of a run, about as many")
+    arguments = parser.parse_args()
+    logging.captureWarnings(True)
     torch.set_num_threads(1)
     from agentgym_trainers.megatron import parallel
 
     with parallel.single_process(seed=0):
-        print(
-            f"{model}: {sum(int(s.sampled.sum()) for s in samples)} sampled tokens of {len(samples)} samples"
-        )
-        divergence = {}
-        for name, replayed in (("replayed routes", True), ("its own routes", False)):
-            ours, rollout = zip(*differences(model, samples, temperature, replayed=replayed), strict=True)
-            divergence[replayed] = report(name, torch.cat(ours), torch.cat(rollout))
-    print(f"k3 without replay over k3 with it: {divergence[False] / divergence[True]:.1f}")
-
-
-def main() -> None:
-    """Read the command line and measure."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("config", type=Path)
-    parser.add_argument("--checkpoint", type=Path, help="a run whose last checkpoint plays")
-    parser.add_argument("--model", type=Path, help="a Hugging Face folder that plays")
-    parser.add_argument(
-        "--noise", type=float, help="of --model's experts; those of an upcycled model are alike"
-    )
-    parser.add_argument("--episodes", type=int, default=64)
-    parser.add_argument("settings", nargs="*", help="section.key=value")
-    arguments = parser.parse_intermixed_args()
-    logging.captureWarnings(True)
-    with tempfile.TemporaryDirectory() as scratch:
-        if arguments.noise:
-            arguments.model = with_noise(arguments.model, Path(scratch) / "model", arguments.noise)
-        measure(arguments, Path(scratch) / "episodes.jsonl")
+        for run in arguments.runs:
+            measure(run, arguments.dtype, arguments.tokens)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class Optimizer:
             key: {name: torch.zeros_like(master) for name, master in self._masters.items()}
             for key in ("exp_avg", "exp_avg_sq")
         }
-        self._steps = {name: torch.zeros(()) for name in self._masters}
+        self._steps = {name: torch.zeros((), device=master.device) for name, master in self._masters.items()}
 
     @property
     def steps(self) -> int:
@@ -89,6 +89,7 @@ class Optimizer:
                 [self._moments["exp_avg_sq"][name] for name in some],
                 [],
                 [self._steps[name] for name in some],
+                fused=True,  # reads and writes each tensor once, on CPUs too
                 amsgrad=False,
                 beta1=config.adam_beta1,
                 beta2=config.adam_beta2,
