@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym.episode import PER_TOKEN, check_joined, checksum, joined
+from agentgym.episode import (
+    PER_TOKEN,
+    check_joined,
+    checksum,
+    joined,
+    joined_routes,
+    recorded_checksum,
+)
 from agentgym.errors import IntegrityError
 
 SAMPLE_ARRAYS = PER_TOKEN | {"sampled": "bool", "advantages": "float32", "weights": "float32"}
@@ -43,7 +50,7 @@ class Sample:
 
     def verify(self) -> None:
         """Raise IntegrityError if the arrays are not what the worker recorded, or train what was not sampled."""
-        found = checksum(self.tokens, self.sampled, self.logprobs, self.versions, self.routes)
+        found = recorded_checksum(self.tokens, self.sampled, self.logprobs, self.versions, self.routes)
         if found != self.checksum:
             raise IntegrityError(
                 f"a trajectory of {len(self.tokens)} tokens has checksum {found:#010x}, its worker recorded "
@@ -56,17 +63,23 @@ class Sample:
 
 
 def concatenate(samples: Sequence[Sample]) -> dict[str, NDArray[Any] | None]:
-    """Return the arrays of a batch message.
+    """Return the arrays of a batch.
 
     Raises:
         IntegrityError: some samples have routes and others have none.
     """
-    routed = sum(sample.routes is not None for sample in samples)
-    if routed not in (0, len(samples)):
+    routed(samples)
+    return {**joined(samples, SAMPLE_ARRAYS), "routes": joined_routes(samples)}
+
+
+def routed(samples: Sequence[Sample]) -> bool:
+    """Return whether samples have routes. Raises IntegrityError where some have and others have none."""
+    count = sum(sample.routes is not None for sample in samples)
+    if count not in (0, len(samples)):
         raise IntegrityError(
-            f"{len(samples) - routed} of {len(samples)} samples have no routes, the others have"
+            f"{len(samples) - count} of {len(samples)} samples have no routes, the others have"
         )
-    return joined(samples, SAMPLE_ARRAYS)
+    return count > 0
 
 
 def sums(arrays: Mapping[str, NDArray[Any] | None]) -> dict[str, int]:

@@ -7,7 +7,7 @@
 Shapes: K tokens of a trajectory, L MoE layers, k experts per token (top-k).
 
 Invariants, checked by `Trajectory.check` where a record is made and where it is used: equal lengths; the loss
-mask is true exactly on sampled tokens; within a branch each prompt starts with all earlier tokens; one
+mask is true exactly on sampled tokens; within a branch each prompt starts with all earlier tokens; a
 checksum over ids, mask, log-probabilities, versions and routes travels from the worker to the trainer.
 """
 
@@ -135,8 +135,8 @@ class Trajectory:
             raise IntegrityError("the loss mask is not true exactly on the tokens of the turns")
 
     def checksum(self) -> int:
-        """Return the CRC-32 over ids, mask, log-probabilities, versions and routes, in this order."""
-        return checksum(self.tokens, self.loss_mask, self.logprobs, self.versions, self.routes)
+        """Return `recorded_checksum` of its arrays."""
+        return recorded_checksum(self.tokens, self.loss_mask, self.logprobs, self.versions, self.routes)
 
 
 def checksum(*arrays: NDArray[Any] | None) -> int:
@@ -147,6 +147,20 @@ def checksum(*arrays: NDArray[Any] | None) -> int:
             crc = zlib.crc32(f"{array.dtype.str}{array.shape}".encode(), crc)
             crc = zlib.crc32(np.ascontiguousarray(array).data, crc)
     return crc
+
+
+def recorded_checksum(
+    tokens: NDArray[np.int32],
+    loss_mask: NDArray[np.bool_],
+    logprobs: NDArray[np.float32],
+    versions: NDArray[np.int32],
+    routes: NDArray[Any] | None,
+) -> int:
+    """Return the checksum of a trajectory: that of its routes in the upper 32 of 64 bits, of all the rest in the lower.
+
+    So the coordinator, which passes on the routes unseen, can check what it works with.
+    """
+    return checksum(routes) << 32 | checksum(tokens, loss_mask, logprobs, versions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +193,15 @@ class Episode:
         """What became of the episode."""
         return status_of(self.end_reason)
 
-    def verify(self) -> None:
-        """Raise IntegrityError where a trajectory is not what the worker recorded."""
-        for number, (trajectory, recorded) in enumerate(zip(self.trajectories, self.checksums, strict=True)):
-            if (found := trajectory.checksum()) != recorded:
+    def verify(self, *, routes: bool = True) -> None:
+        """Raise IntegrityError where a trajectory, with or without its `routes`, is not what the worker recorded."""
+        for number, (trajectory, whole) in enumerate(zip(self.trajectories, self.checksums, strict=True)):
+            t = trajectory
+            if routes:
+                found, recorded = t.checksum(), whole
+            else:
+                found, recorded = checksum(t.tokens, t.loss_mask, t.logprobs, t.versions), whole & 0xFFFFFFFF
+            if found != recorded:
                 raise IntegrityError(
                     f"trajectory {number} (agent {trajectory.agent!r}, {len(trajectory.tokens)} tokens) of member "
                     f"{self.member} of group {self.group_id} has checksum {found:#010x}, its worker recorded "
@@ -203,17 +222,19 @@ PER_TOKEN = {"tokens": "int32", "loss_mask": "bool", "logprobs": "float32", "ver
 """The arrays [K] of every trajectory, and their dtypes."""
 
 
-def joined(records: Sequence[Any], dtypes: Mapping[str, str]) -> dict[str, NDArray[Any] | None]:
-    """Return the arrays of several trajectories or samples as one message has them: concatenated along the tokens.
+def joined(records: Sequence[Any], dtypes: Mapping[str, str]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of some trajectories or samples as one message has them: concatenated along the tokens."""
+    return {name: _concatenated([getattr(record, name) for record in records]) for name in dtypes}
 
-    The routes are those of the records that have some.
-    """
-    arrays: dict[str, NDArray[Any] | None] = {
-        name: np.concatenate([getattr(record, name) for record in records]) for name in dtypes
-    }
+
+def joined_routes(records: Sequence[Any]) -> NDArray[Any] | None:
+    """Return the routes of those records that have some; None: none has."""
     routes = [record.routes for record in records if record.routes is not None]
-    arrays["routes"] = np.concatenate(routes) if routes else None
-    return arrays
+    return _concatenated(routes) if routes else None
+
+
+def _concatenated(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def check_joined(

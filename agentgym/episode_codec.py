@@ -8,7 +8,16 @@ from typing import Any
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentgym.episode import PER_TOKEN, EndReason, Episode, Trajectory, Turn, check_joined, joined
+from agentgym.episode import (
+    PER_TOKEN,
+    EndReason,
+    Episode,
+    Trajectory,
+    Turn,
+    check_joined,
+    joined,
+    joined_routes,
+)
 from agentgym.errors import IntegrityError, WireError
 
 TURN_FIELDS = tuple(field.name for field in fields(Turn))
@@ -49,7 +58,9 @@ class _EpisodeFields(BaseModel):
 def encode_episode(episode: Episode) -> tuple[dict[str, Any], dict[str, NDArray[Any] | None]]:
     """Return the header fields and arrays of an episode."""
     trajectories = episode.trajectories
-    arrays = joined(trajectories, PER_TOKEN) if trajectories else {}
+    arrays: dict[str, NDArray[Any] | None] = {}
+    if trajectories:
+        arrays = {**joined(trajectories, PER_TOKEN), "routes": joined_routes(trajectories)}
     header = {
         "env_id": episode.env_id,
         "task_index": episode.task_index,

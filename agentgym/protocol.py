@@ -87,7 +87,7 @@ class Servers(Header):
 
 
 class Ready(Header):
-    """A worker can hold this many more episodes."""
+    """A worker can hold this many more episodes, besides those that come in place of the ones it sends."""
 
     kind: ClassVar[str] = "ready"
     credits: int = Field(ge=0)
@@ -143,7 +143,7 @@ class Cancel(Header):
 
 
 class EpisodeDone(Header):
-    """A finished episode; arrays as in `agentgym.episode_codec`."""
+    """A finished episode, in place of which the worker can hold another; arrays as in `agentgym.episode_codec`."""
 
     kind: ClassVar[str] = "episode"
     lease_id: int
@@ -226,7 +226,7 @@ class BatchRequest(Header):
 
 
 class BatchHeader(Header):
-    """One optimizer step's data; arrays as in `agentgym.batch`."""
+    """One optimizer step's data; arrays as in `agentgym.batch`, but for the routes."""
 
     kind: ClassVar[str] = "batch"
     step: int
@@ -243,6 +243,11 @@ class BatchHeader(Header):
     """Of the arrays that the coordinator made; see `agentgym.batch.sums`."""
     microbatches: list[list[int]]
     """Sample indices per microbatch; see `agentgym.batch.share_of` for whose it is."""
+    episodes: str = ""
+    """The folder with the episodes that `routes` names."""
+    routes: list[Annotated[tuple[int, int, int, int, int], Field(strict=False)]] = Field(default_factory=list)
+    """By sample: the `agentgym.segments.Place` of its episode, and the number of its trajectory; see `agentgym.routes`.
+    Empty: there are no routes, or they are among the arrays."""
     publish: bool
     """Write the weights after the step and name them in `step_done`."""
     checkpoint: bool

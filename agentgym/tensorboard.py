@@ -48,17 +48,19 @@ class TensorBoard:
         """Write numbers."""
         self._add(step, *(Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()))
 
-    def histogram(self, tag: str, values: NDArray[np.generic], step: int) -> None:
-        """Write a distribution; nothing if there is no value."""
+    def histogram(self, tag: str, values: NDArray[np.int32], step: int) -> None:
+        """Write the distribution of integers that are close to each other; nothing if there is no value."""
         if len(values):
-            values = values.astype(np.float64)
-            counts, edges = np.histogram(values, bins=30)
+            low = values.min()
+            weights = np.bincount(values - low)
+            found = low + np.arange(len(weights), dtype=np.float64)
+            counts, edges = np.histogram(found, bins=30, weights=weights)
             histo = HistogramProto(
-                min=values.min(),
-                max=values.max(),
+                min=found[0],
+                max=found[-1],
                 num=len(values),
-                sum=values.sum(),
-                sum_squares=np.square(values).sum(),
+                sum=found @ weights,
+                sum_squares=np.square(found) @ weights,
                 bucket_limit=edges[1:],
                 bucket=counts,
             )

@@ -54,6 +54,8 @@ class Packet:
     """By name; read-only views of the received frames. An array sent as None is absent."""
     sender: bytes = b""
     """The peer's ZeroMQ identity on a ROUTER socket."""
+    frames: Sequence[bytes | memoryview] = field(default=(), repr=False, compare=False)
+    """As they were received."""
 
     def expect(self, record: type[H]) -> H:
         """Return the header as the given record, or raise WireError."""
@@ -120,7 +122,7 @@ def unpack(frames: Sequence[bytes | memoryview], *, sender: bytes = b"") -> Pack
         raise WireError(
             f"the header of a {kind!r} message is wrong at {place!r:.100}: {first['msg']}"
         ) from error
-    return Packet(kind, bytes(frames[1]), header, arrays, sender)
+    return Packet(kind, bytes(frames[1]), header, arrays, sender, frames)
 
 
 def _arrays(kind: str, described: Any, buffers: Sequence[bytes | memoryview]) -> dict[str, NDArray[Any]]:

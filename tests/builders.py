@@ -9,8 +9,10 @@ import numpy as np
 from agentgym.config import Config
 from agentgym.coordinator.groups import Group
 from agentgym.episode import NOT_SAMPLED, REPLAYED, EndReason, Episode, Trajectory, Turn, no_route
+from agentgym.episode_codec import encode_episode
 from agentgym.messages import assistant
-from agentgym.protocol import Lease
+from agentgym.protocol import EpisodeDone, Lease
+from agentgym.wire import Packet, pack, unpack
 
 T = TypeVar("T")
 PROMPT, ANSWER = 3, 2
@@ -99,6 +101,12 @@ def episode_of(
         error=error,
         sampling_seed=record.get("sampling_seed", 0),
     )
+
+
+def sent(episode: Episode, lease: int = 1) -> Packet:
+    """The message in which an episode arrives."""
+    fields, arrays = encode_episode(episode)
+    return unpack([bytes(frame) for frame in pack(EpisodeDone(lease_id=lease, episode=fields), arrays)])
 
 
 def group_of(*episodes: Episode, group: int = 0) -> Group:

@@ -36,27 +36,20 @@ class Desk:
             self.office.channel.send(header, to=self.worker)
 
     async def episode(self) -> tuple[int, Episode]:
-        """Wait for an episode and the credit that comes with it; return the lease's id too."""
+        """Wait for an episode; return the lease's id too."""
         packet = await self.office.packet()
         done = packet.expect(EpisodeDone)
-        assert (await self.office.next(Ready)).credits == 1
         self.send(Ack(lease_id=done.lease_id))
         return done.lease_id, decode_episode(done.episode, packet.arrays)
 
     async def episodes(self, count: int) -> dict[int, Episode]:
-        """Wait for some episodes, whose messages may be mixed with the credits of others."""
+        """Wait for some episodes, in whatever order they come."""
         found: dict[int, Episode] = {}
-        credits = 0
-        while len(found) < count or credits < count:
+        while len(found) < count:
             packet = await self.office.packet()
-            match packet.header:
-                case EpisodeDone() as done:
-                    assert done.lease_id not in found
-                    found[done.lease_id] = decode_episode(done.episode, packet.arrays)
-                case Ready() as ready:
-                    credits += ready.credits
-                case other:
-                    raise AssertionError(f"unexpected {other}")
+            done = packet.expect(EpisodeDone)
+            assert done.lease_id not in found
+            found[done.lease_id] = decode_episode(done.episode, packet.arrays)
         return found
 
     async def drain(self) -> None:

@@ -10,10 +10,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from builders import episode_of
+from builders import episode_of, sent
 
 from agentgym.coordinator.store import EpisodeStore, StoredGroup
-from agentgym.episode_codec import encode_episode
 
 GROUPS, MEMBERS = 2, 2
 """Groups per step, members per group."""
@@ -37,18 +36,18 @@ async def write(folder: Path, step: int) -> None:
         group_id += 1
         written = asyncio.Event()
         for member in range(MEMBERS):
-            header, arrays = encode_episode(episode_of([1.0] * 20, group=group_id, member=member))
+            packet = sent(episode_of([1.0] * 20, group=group_id, member=member), lease)
 
             def acknowledge(lease: int = lease, written: asyncio.Event = written) -> None:
                 say(f"lease {lease}")
                 written.set()
 
-            store.add(lease, StoredGroup(group_id, group_id, MEMBERS), header, arrays, acknowledge)
+            store.add(StoredGroup(group_id, group_id, MEMBERS), packet, acknowledge)
             lease += 1
         ready.append(group_id)
         if len(ready) >= GROUPS:
             step += 1
-            store.consume(step, ready[:GROUPS], lambda step=step: say(f"step {step}"))
+            store.consume(step, ready[:GROUPS], lambda places, step=step: say(f"step {step}"))
             ready = ready[GROUPS:]
             if step % 3 == 0:
                 store.forget(step - 3, keep=8)

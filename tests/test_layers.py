@@ -24,9 +24,10 @@ LAYERS = [
     # records, settings, what crosses a socket
     "config episode keys model registry spaces",
     "wire",
+    "segments",
     "batch door busy config_file episode_codec prefix ratings tensorboard",
     "metrics",
-    "catalog episode_json",
+    "catalog episode_json routes",
     "episode_print",
     "evaluation.stats",
     "evaluation.summary",
@@ -59,7 +60,7 @@ LAYERS = [
     "advantages.returns",
     "advantages.plays advantages.running advantages.shaping advantages.teams advantages.turns",
     "advantages.menu coordinator.groups coordinator.leases coordinator.lineup coordinator.peers coordinator.pools "
-    "coordinator.clock coordinator.schedule coordinator.segments coordinator.supervisor",
+    "coordinator.clock coordinator.schedule coordinator.supervisor",
     "coordinator.concurrency coordinator.store",
     "show coordinator.assemble coordinator.launch coordinator.scoring coordinator.serving",
     "coordinator.evaluations",
@@ -95,7 +96,7 @@ ALLOWED = {
     ("agentgym_envs", "agentgym_trainers"): "",
     ("agentgym_trainers", "agentgym"): (
         "algorithm_config batch busy config config_file episode errors keys lifeline log model protocol "
-        "trainer_config weights wire"
+        "routes trainer_config weights wire"
     ),
     ("agentgym_trainers", "agentgym_envs"): "",
 }

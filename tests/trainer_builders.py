@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agentgym.batch import Sample, concatenate, sums
 from agentgym.config import Config
-from agentgym.episode import checksum
+from agentgym.episode import recorded_checksum
 from agentgym.protocol import BatchHeader
 from agentgym_trainers.losses.terms import Owners
 
@@ -81,7 +81,7 @@ def sample_of(rng: np.random.Generator, tokens: int, *, version: int = 0, routes
         loss_mask=mask,
         advantages=np.where(mask, rng.normal(size=tokens), 0).astype(np.float32),
         weights=np.where(mask, 0.05, 0).astype(np.float32),
-        checksum=checksum(*arrays.values()),
+        checksum=recorded_checksum(*arrays.values()),
         **arrays,
     )
 

@@ -113,7 +113,6 @@ class FakeWorker(Peer):
     def answer(self, lease: Lease, episode: Episode) -> None:
         fields, arrays = encode_episode(episode)
         self.send(EpisodeDone(lease_id=lease.lease_id, episode=fields), arrays)
-        self.send(Ready(credits=1))
 
 
 class FakeServer(Peer):

@@ -19,13 +19,14 @@ from agentgym.advantages.menu import Baselines, estimate
 from agentgym.advantages.returns import Floats, Joint
 from agentgym.advantages.shaping import overlong
 from agentgym.algorithm_config import AlgorithmConfig
-from agentgym.batch import Sample, concatenate, pack_microbatches, sums
+from agentgym.batch import SAMPLE_ARRAYS, Sample, pack_microbatches, sums
 from agentgym.coordinator.groups import Group
 from agentgym.coordinator.schedule import Step
-from agentgym.episode import REPLAYED, Episode, Trajectory, sampled_tokens
+from agentgym.episode import REPLAYED, Episode, Trajectory, joined, sampled_tokens
 from agentgym.messages import AgentId
 from agentgym.prefix import replayed
 from agentgym.protocol import BatchHeader
+from agentgym.routes import Origin
 from agentgym.trainer_config import TrainerConfig
 
 ROUNDING = 1e-9
@@ -38,6 +39,8 @@ class Assembled:
     """The samples of a step, and what is worth knowing about them."""
 
     samples: list[Sample]
+    origins: list[Origin]
+    """Of the samples."""
     episodes: list[Episode]
     ages: NDArray[np.int32]
     """Of every token that is trained on, in versions."""
@@ -50,7 +53,7 @@ class Assembled:
 class _Play:
     """One agent's part in one episode."""
 
-    trajectories: list[tuple[Trajectory, int]]
+    trajectories: list[tuple[Trajectory, int, Origin]]
     """With their checksums."""
     rewards_T: Floats
     """Of its turns in order, for the advantages."""
@@ -60,6 +63,7 @@ class _Play:
 class _Scored:
     trajectory: Trajectory
     checksum: int
+    origin: Origin
     advantages: NDArray[np.float32]
     """[K], 0 outside of the turns."""
     mask: NDArray[np.bool_]
@@ -100,15 +104,15 @@ def assemble(
     parts = {}
     for policy in policies:
         mine = [row for row in scored if row.trajectory.policy == policy]
-        samples, ages, metrics = _part(mine, algorithm, warmup, version)
-        parts[policy] = Assembled(samples, episodes, ages, baselines, metrics)
+        samples, origins, ages, metrics = _part(mine, algorithm, warmup, version)
+        parts[policy] = Assembled(samples, origins, episodes, ages, baselines, metrics)
     return parts
 
 
 def _part(
     scored: Sequence[_Scored], algorithm: AlgorithmConfig, warmup: bool, version: int
-) -> tuple[list[Sample], NDArray[np.int32], dict[str, float]]:
-    """Return the samples that a policy's rows make, the ages of their tokens, and metrics."""
+) -> tuple[list[Sample], list[Origin], NDArray[np.int32], dict[str, float]]:
+    """Return the samples that a policy's rows make, their origins, the ages of their tokens, and metrics."""
     scale = 1.0
     if algorithm.normalize_batch and not warmup and scored:
         values = np.concatenate([row.advantages[row.mask] for row in scored])
@@ -119,10 +123,9 @@ def _part(
     useful = list(range(len(fresh)))
     if not warmup and not algorithm.regularized:
         useful = [n for n, row in enumerate(fresh) if row.advantages[row.mask].any()]
-    samples = [
-        _sample(fresh[n], scale, weights[n])
-        for n in useful or range(len(fresh))[:1]  # a step where all plays agree still counts as a step
-    ]
+    useful_or_one = useful or range(len(fresh))[:1]  # a step where all plays agree still counts as a step
+    samples = [_sample(fresh[n], scale, weights[n]) for n in useful_or_one]
+    origins = [fresh[n].origin for n in useful_or_one]
     sampled = sum(sampled_tokens(row.trajectory) for row in scored)
     trained = [] if warmup else [sample.versions[sample.loss_mask] for sample in samples]
     ages = (version - np.concatenate(trained) if trained else np.zeros(0)).astype(np.int32)
@@ -131,7 +134,7 @@ def _part(
         "zero_advantage_share": 1.0 - len(useful) / len(fresh) if fresh else 0.0,
         "stale_share": 1.0 - sum(int(row.mask.sum()) for row in fresh) / sampled if sampled else 0.0,
     }
-    return samples, ages, metrics
+    return samples, origins, ages, metrics
 
 
 def teaches(group: Group, algorithm: AlgorithmConfig, max_tokens: int) -> bool:
@@ -155,10 +158,10 @@ def batch_of(
     trainer: TrainerConfig,
     checkpoint: bool,
     state: dict[str, Any],
-) -> tuple[BatchHeader, dict[str, NDArray[Any] | None]]:
-    """Return the message that gives a step to the trainer, and its arrays."""
+) -> tuple[BatchHeader, dict[str, NDArray[Any]]]:
+    """Return the message that gives a step to the trainer, and its arrays but for the routes."""
     lengths = [len(sample.tokens) for sample in assembled.samples]
-    arrays = concatenate(assembled.samples)
+    arrays = joined(assembled.samples, SAMPLE_ARRAYS)
     header = BatchHeader(
         step=step.number,
         loss=step.loss,
@@ -192,12 +195,14 @@ def _plays(episode: Episode, algorithm: AlgorithmConfig, max_tokens: int) -> dic
     plays = {}
     for agent in episode.agents:
         mine = [
-            (trajectory, crc)
-            for trajectory, crc in zip(episode.trajectories, episode.checksums, strict=True)
+            (trajectory, crc, Origin(episode.group_id, episode.member, number))
+            for number, (trajectory, crc) in enumerate(
+                zip(episode.trajectories, episode.checksums, strict=True)
+            )
             if trajectory.agent == agent and trajectory.trainable
         ]
         turns = [
-            turn for trajectory, _ in mine for turn in trajectory.turns if turn.finish_reason != REPLAYED
+            turn for trajectory, *_ in mine for turn in trajectory.turns if turn.finish_reason != REPLAYED
         ]
         rewards_T = np.array([turn.reward for turn in turns])
         if algorithm.overlong_buffer is not None:
@@ -226,7 +231,7 @@ def _score(play: _Play, advantages_T: Floats, usable: tuple[int, int] | None) ->
     """
     rows = []
     rest = iter(np.where(np.abs(advantages_T) < ROUNDING, 0.0, advantages_T))
-    for trajectory, crc in play.trajectories:
+    for trajectory, crc, origin in play.trajectories:
         per_token = np.zeros(len(trajectory.tokens), np.float32)
         for turn in trajectory.turns:
             if turn.finish_reason != REPLAYED:
@@ -234,7 +239,7 @@ def _score(play: _Play, advantages_T: Floats, usable: tuple[int, int] | None) ->
         mask = trajectory.loss_mask
         if usable is not None:  # recorded answers have no version
             mask = mask & (trajectory.versions >= usable[0]) & (trajectory.versions <= usable[1])
-        rows.append(_Scored(trajectory, crc, per_token, mask))
+        rows.append(_Scored(trajectory, crc, origin, per_token, mask))
     return rows
 
 

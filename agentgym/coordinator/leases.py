@@ -45,6 +45,7 @@ class LeaseTable:
         self._next_id = first_id
         self._waiting: deque[Ticket] = deque()
         self._issued: dict[int, _Issued] = {}
+        self._held: Counter[bytes] = Counter()
         self.counts: Counter[str] = Counter()
         """issued, finished, taken_back, given_up, withdrawn, late."""
 
@@ -68,6 +69,10 @@ class LeaseTable:
         """Leases that are out."""
         return len(self._issued)
 
+    def held(self, worker: bytes) -> int:
+        """Return how many leases a worker has."""
+        return self._held[worker]
+
     def add(self, ticket: Ticket) -> None:
         """Queue an episode."""
         self._waiting.append(ticket)
@@ -79,6 +84,7 @@ class LeaseTable:
         ticket = self._waiting.popleft()
         lease_id, self._next_id = self._next_id, self._next_id + 1
         self._issued[lease_id] = _Issued(ticket, worker, now + self._timeout)
+        self._held[worker] += 1
         self.counts["issued"] += 1
         return Lease(
             lease_id=lease_id,
@@ -98,9 +104,8 @@ class LeaseTable:
         if issued is None or issued.worker != worker:
             self.counts["late"] += 1
             return None
-        del self._issued[lease_id]
         self.counts["finished"] += 1
-        return issued.ticket
+        return self._forget(lease_id)
 
     def try_again(self, ticket: Ticket) -> bool:
         """Queue an episode again, ahead of others; False if its tries are used up and it is given up."""
@@ -127,9 +132,14 @@ class LeaseTable:
         self.counts["withdrawn"] += len(self._waiting) - len(kept) + len(out)
         self._waiting = kept
         for lease_id, _ in out:
-            del self._issued[lease_id]
+            self._forget(lease_id)
         return out
 
     def _remove(self, lease_ids: list[int]) -> list[Ticket]:
         self.counts["taken_back"] += len(lease_ids)
-        return [self._issued.pop(lease_id).ticket for lease_id in lease_ids]
+        return [self._forget(lease_id) for lease_id in lease_ids]
+
+    def _forget(self, lease_id: int) -> Ticket:
+        issued = self._issued.pop(lease_id)
+        self._held[issued.worker] -= 1
+        return issued.ticket

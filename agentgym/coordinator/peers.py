@@ -18,6 +18,8 @@ class WorkerPeer:
     heard: float
     credits: int = 0
     """Episodes that it can take."""
+    slots: int = 0
+    """Episodes that it may have at once; 0 when it leaves."""
 
 
 @dataclass(slots=True)

@@ -98,7 +98,7 @@ class Coordinator:
         self._progress = self._clock()
         self._noticed = -1.0
         """The moment of progress since which it was said that the run waits."""
-        self._hurried = False
+        self._hurried = self._pump_due = False
         self._next_heartbeat = 0.0
         self._failure: RunError | None = None
 
@@ -114,7 +114,7 @@ class Coordinator:
             RunError: the run cannot go on; the message names the first cause.
         """
         self._channel = self._bind(self._config, self._places.coordinator, self._receive, self._garbage)
-        self._channel.counts.update(dropped=0, repeated=0, damaged=0)
+        self._channel.counts.update(dropped=0, repeated=0, damaged=0, inflated=0)
         # A handler that fails would be logged and forgotten; it must end the run.
         asyncio.get_running_loop().set_exception_handler(self._unexpected)
         patience = 0.0  # with evaluations, once the last step is done
@@ -163,7 +163,7 @@ class Coordinator:
                 self._supervisor.heard(name)
                 self._known(name, packet, now)
             if not isinstance(packet.header, Heartbeat):  # signs of life are many, and change nothing
-                self._pump()
+                self._pump_soon()
         except WireError as error:
             self._garbage(packet.sender, error)
         except RunError as error:
@@ -176,9 +176,9 @@ class Coordinator:
                 self._supervisor.heard(name, header.stats)
                 self._peers.note(sender, header.stats)
             case Ready() if sender in self._peers.workers:
-                self._peers.workers[sender].credits += header.credits
+                self._credit(sender, header.credits)
             case Leaving() if sender in self._peers.workers:
-                self._peers.workers[sender].credits = 0
+                self._peers.workers[sender].slots = self._peers.workers[sender].credits = 0
                 self._channel.send(Leaving(), to=sender)
             case EpisodeDone() if sender in self._peers.workers:
                 self._episode(sender, header, packet, now)
@@ -199,21 +199,33 @@ class Coordinator:
             case _:
                 raise WireError(f"{packet.kind!r} from {name} is not a message for the coordinator")
 
+    def _credit(self, sender: bytes, credits: int) -> None:
+        """Let a worker have more leases: with those that it has, no more than its slots."""
+        worker = self._peers.workers[sender]
+        room = worker.slots - self._dispatcher.leases.held(sender) - worker.credits
+        worker.credits += min(credits, max(0, room))
+        if credits > room and worker.slots:
+            self._channel.counts["inflated"] += 1
+
     def _episode(self, sender: bytes, header: EpisodeDone, packet: Packet, now: float) -> None:
-        try:
-            episode = decode_episode(header.episode, packet.arrays)
-            episode.verify()
-        except (WireError, IntegrityError) as error:
-            self._channel.counts["damaged"] += 1
-            self._dispatcher.unreadable(header.lease_id, sender, str(error))
-            raise WireError(str(error)) from error
-        group = self._dispatcher.take_in(header.lease_id, sender, episode, now)
+        group = self._taken_in(sender, header, packet, now)
+        self._credit(sender, 1)
         acknowledge = partial(self._send, Ack(lease_id=header.lease_id), sender)
         if group is None:
             acknowledge()
         else:
             stored = StoredGroup(group.group_id, group.task_index, group.size)
-            self._store.add(header.lease_id, stored, header.episode, packet.arrays, acknowledge)
+            self._store.add(stored, packet, acknowledge)
+
+    def _taken_in(self, sender: bytes, header: EpisodeDone, packet: Packet, now: float) -> Group | None:
+        try:
+            episode = decode_episode(header.episode, packet.arrays)
+            episode.verify(routes=False)  # those are checked where they are used
+        except (WireError, IntegrityError) as error:
+            self._channel.counts["damaged"] += 1
+            self._dispatcher.unreadable(header.lease_id, sender, str(error))
+            raise WireError(str(error)) from error
+        return self._dispatcher.take_in(header.lease_id, sender, episode, now)
 
     def _send(self, header: Header, to: bytes, arrays: Arrays | None = None) -> None:
         if not self._channel.closed:  # the disk may be slower than the end of the run
@@ -225,7 +237,7 @@ class Coordinator:
     def _scored(self, group: Group, scored: Scored) -> None:
         try:
             self._dispatcher.scored(group, scored)
-            self._pump()
+            self._pump_soon()
         except RunError as error:
             self._fail(error)
 
@@ -251,7 +263,7 @@ class Coordinator:
         self._channel.send(Welcome(), to=sender)
         match hello.role:
             case "worker":
-                self._peers.workers[sender] = WorkerPeer(name, sender, now)
+                self._peers.workers[sender] = WorkerPeer(name, sender, now, slots=self._config.workers.slots)
                 self._serving.tell([sender])
             case "server":
                 self._lose(hello.name)
@@ -296,6 +308,19 @@ class Coordinator:
             self._training.published(published)
 
     # ---------------------------------------------------------------- what can be done now
+
+    def _pump_soon(self) -> None:
+        """Pump once for all the messages that have come."""
+        if not self._pump_due:
+            self._pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump_now)
+
+    def _pump_now(self) -> None:
+        self._pump_due = False
+        try:
+            self._pump()
+        except RunError as error:
+            self._fail(error)
 
     def _pump(self) -> None:
         now = self._clock()

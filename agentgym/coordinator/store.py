@@ -2,9 +2,9 @@
 
     RUN/episodes/ledger.sqlite    SQLite in write-ahead mode, synced with every transaction
         groups      group_id, task_index, size, step, place
-        episodes    lease_id, group_id, and where its message lies
+        episodes    lease_id, group_id, member, and where its message lies; one for each member
         set_aside   tasks that nothing could be learned from: task_index, size, given_up, error
-    RUN/episodes/segment-000001   the messages in which workers sent their episodes (`agentgym.coordinator.segments`)
+    RUN/episodes/segment-000001   the messages in which workers sent their episodes (`agentgym.segments`)
 
 Only the user who runs it may read them.
 
@@ -26,23 +26,22 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
 from agentgym.coordinator.groups import SetAside
-from agentgym.coordinator.segments import Place, Segments, read_message
 from agentgym.episode import Episode
 from agentgym.episode_codec import decode_episode
 from agentgym.errors import IntegrityError, RunError, WireError
 from agentgym.protocol import EpisodeDone
-from agentgym.wire import pack, unpack
+from agentgym.segments import Place, Segments, read_message
+from agentgym.wire import Packet, unpack
 
 FOLDER = "episodes"
 """In the run directory."""
 LEDGER = "ledger.sqlite"
-FORMAT = 2
+FORMAT = 3
 MAX_ERROR = 2000
 """Characters of an error that are kept."""
 CLOSE_SECONDS = 30.0
@@ -54,19 +53,22 @@ CREATE TABLE groups (
     group_id INTEGER PRIMARY KEY, task_index INTEGER NOT NULL, size INTEGER NOT NULL, step INTEGER, place INTEGER
 );
 CREATE TABLE episodes (
-    arrival INTEGER PRIMARY KEY, lease_id INTEGER NOT NULL UNIQUE, group_id INTEGER NOT NULL,
-    segment INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL, crc INTEGER NOT NULL
+    arrival INTEGER PRIMARY KEY, lease_id INTEGER NOT NULL UNIQUE,
+    group_id INTEGER NOT NULL, member INTEGER NOT NULL,
+    segment INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL, crc INTEGER NOT NULL,
+    UNIQUE (group_id, member)
 );
 CREATE TABLE set_aside (
     task_index INTEGER PRIMARY KEY, size INTEGER NOT NULL, given_up INTEGER NOT NULL, error TEXT NOT NULL
 );
-CREATE INDEX episodes_by_group ON episodes (group_id);
 PRAGMA user_version = {FORMAT};
 COMMIT;
 """
 _PLACE = ", ".join(Place._fields)
 
 Done = Callable[[], None]
+Places = Mapping[tuple[int, int], Place]
+"""By group and member."""
 Change = Callable[[sqlite3.Connection], None]
 
 
@@ -100,21 +102,22 @@ class EpisodeStore:
         Raises:
             RunError: it is damaged, cannot be written, is of another version, or another process writes there.
         """
-        self._folder = run / FOLDER
+        self.folder = run / FOLDER
+        """Where the messages lie."""
         self._failed = failed
         self._loop = asyncio.get_running_loop()
-        with _explained(self._folder):
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            self._lock = _lock(self._folder)
-            self._segments = Segments(self._folder)
-            ledger = self._folder / LEDGER
+        with _explained(self.folder):
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            self._lock = _lock(self.folder)
+            self._segments = Segments(self.folder)
+            ledger = self.folder / LEDGER
             if not ledger.exists():  # SQLite's other files get the same mode
                 os.close(os.open(ledger, os.O_CREAT | os.O_WRONLY, 0o600))
-            self._connection = _connect(self._folder, "rw")
+            self._connection = _connect(self.folder, "rw")
             self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
             if not self._connection.execute("PRAGMA user_version").fetchone()[0]:
                 self._connection.executescript(_SCHEMA)
-            _check_format(self._connection, self._folder)
+            _check_format(self._connection, self.folder)
         self._changes: queue.SimpleQueue[tuple[Change, Done | None] | None] = queue.SimpleQueue()
         self._removed = False
         self._thread = threading.Thread(target=self._write_all, name="store", daemon=True)
@@ -129,7 +132,7 @@ class EpisodeStore:
 
         First come those that undone steps had taken, in their order, then those that are complete, then the others.
         """
-        with _explained(self._folder), self._connection:
+        with _explained(self.folder), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             self._connection.execute("UPDATE groups SET step = NULL WHERE step > ?", (step,))
             rows = self._connection.execute(
@@ -143,27 +146,21 @@ class EpisodeStore:
 
     def next_lease(self) -> int:
         """Return an id that no stored episode has, nor any after it."""
-        with _explained(self._folder):
+        with _explained(self.folder):
             (last,) = self._connection.execute("SELECT max(lease_id) FROM episodes").fetchone()
         return int(last or 0) + 1
 
     def members(self, group_id: int) -> dict[int, Episode]:
         """Return the stored episodes of a group by member."""
-        with _explained(self._folder), contextlib.closing(_connect(self._folder, "ro")) as ledger:
+        with _explained(self.folder), contextlib.closing(_connect(self.folder, "ro")) as ledger:
             rows = ledger.execute(f"SELECT {_PLACE} FROM episodes WHERE group_id = ?", (group_id,)).fetchall()
-            found = [_episode(self._folder, Place(*row)) for row in rows]
+            found = [_episode(self.folder, Place(*row)) for row in rows]
         return {episode.member: episode for episode in found}
 
-    def add(
-        self,
-        lease_id: int,
-        group: StoredGroup,
-        header: Mapping[str, Any],
-        arrays: Mapping[str, NDArray[Any] | None],
-        done: Done,
-    ) -> None:
-        """Keep an episode, in the form of `episode_codec`; `done` is called when it is on the disk."""
-        frames = pack(EpisodeDone(lease_id=lease_id, episode=dict(header)), arrays)
+    def add(self, group: StoredGroup, packet: Packet, done: Done) -> None:
+        """Keep an episode as its worker sent it; `done` is called when it is on the disk."""
+        message = packet.expect(EpisodeDone)
+        lease_id, member = message.lease_id, message.episode["member"]
 
         def change(connection: sqlite3.Connection) -> None:
             connection.execute(
@@ -171,14 +168,18 @@ class EpisodeStore:
                 (group.group_id, group.task_index, group.size),
             )
             connection.execute(
-                f"INSERT INTO episodes (lease_id, group_id, {_PLACE}) VALUES (?, ?, ?, ?, ?, ?)",
-                (lease_id, group.group_id, *self._segments.append(frames)),
+                # A member that is played again, since others met another opponent than it had, takes its own place.
+                f"INSERT INTO episodes (lease_id, group_id, member, {_PLACE}) VALUES (?, ?, ?, ?, ?, ?, ?) "
+                f"ON CONFLICT (group_id, member) DO UPDATE SET (lease_id, {_PLACE}) = "
+                f"(excluded.lease_id, {', '.join(f'excluded.{name}' for name in Place._fields)})",
+                (lease_id, group.group_id, member, *self._segments.append(packet.frames)),
             )
 
         self._changes.put((change, done))
 
-    def consume(self, step: int, group_ids: Sequence[int], done: Done) -> None:
-        """Mark groups as taken by a step, in this order; `done` is called when that is on the disk."""
+    def consume(self, step: int, group_ids: Sequence[int], done: Callable[[Places], None]) -> None:
+        """Mark groups as taken by a step, in this order; `done` hears where they lie when that is on the disk."""
+        places: dict[tuple[int, int], Place] = {}
 
         def change(connection: sqlite3.Connection) -> None:
             (last,) = connection.execute("SELECT coalesce(max(place), 0) FROM groups").fetchone()
@@ -187,8 +188,13 @@ class EpisodeStore:
                 "UPDATE groups SET step = ?, place = coalesce(place, ?) WHERE group_id = ?",
                 [(step, place, group_id) for place, group_id in enumerate(group_ids, last + 1)],
             )
+            for group_id in group_ids:
+                rows = connection.execute(
+                    f"SELECT member, {_PLACE} FROM episodes WHERE group_id = ?", (group_id,)
+                )
+                places.update({(group_id, member): Place(*place) for member, *place in rows})
 
-        self._changes.put((change, done))
+        self._changes.put((change, partial(done, places)))
 
     def drop(self, group_ids: Sequence[int]) -> None:
         """Remove groups that no step will take."""
@@ -249,7 +255,7 @@ class EpisodeStore:
             going_on = gathered[-1] is not None
             changes = [entry for entry in gathered if entry is not None]
             try:
-                with _explained(self._folder):
+                with _explained(self.folder):
                     self._write([change for change, _ in changes])
             except RunError as error:
                 self._tell(self._failed, error)

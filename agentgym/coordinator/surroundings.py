@@ -8,16 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-from numpy.typing import NDArray
+from typing import Protocol
 
 from agentgym.config import Config
 from agentgym.coordinator.assemble import Assembled
 from agentgym.coordinator.evaluations import Evaluation
 from agentgym.coordinator.groups import SetAside
 from agentgym.coordinator.schedule import Step
-from agentgym.coordinator.store import EpisodeStore, StoredGroup
+from agentgym.coordinator.store import EpisodeStore, Places, StoredGroup
 from agentgym.door import Door
 from agentgym.episode import Episode
 from agentgym.errors import RunError, WireError
@@ -60,6 +58,9 @@ class Line(Protocol):
 class Store(Protocol):
     """Where episodes are kept; see `agentgym.coordinator.store.EpisodeStore`, which is one."""
 
+    folder: Path
+    """Where the messages lie that `consume` names."""
+
     @property
     def bytes_used(self) -> int:
         """The size of the episodes."""
@@ -77,19 +78,12 @@ class Store(Protocol):
         """Return the stored episodes of a group by member."""
         ...
 
-    def add(
-        self,
-        lease_id: int,
-        group: StoredGroup,
-        header: Mapping[str, Any],
-        arrays: Mapping[str, NDArray[Any] | None],
-        done: Callable[[], None],
-    ) -> None:
-        """Keep an episode; `done` is called when it is safe."""
+    def add(self, group: StoredGroup, packet: Packet, done: Callable[[], None]) -> None:
+        """Keep an episode as its worker sent it; `done` is called when it is safe."""
         ...
 
-    def consume(self, step: int, group_ids: Sequence[int], done: Callable[[], None]) -> None:
-        """Mark groups as taken by a step; `done` is called when that is safe."""
+    def consume(self, step: int, group_ids: Sequence[int], done: Callable[[Places], None]) -> None:
+        """Mark groups as taken by a step; `done` is called when that is safe, with where their episodes lie."""
         ...
 
     def drop(self, group_ids: Sequence[int]) -> None:

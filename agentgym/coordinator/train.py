@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from agentgym.busy import forget_startup
 from agentgym.config import Config
 from agentgym.config_file import load_config, save_config
 from agentgym.coordinator.clock import AwakeClock
@@ -54,6 +55,7 @@ def train(config: Config, *, resume: bool, console: Console) -> None:
     with _places(run_dir) as places:
         setup_logging("coordinator", file=places.logs / "coordinator.log")
         training = _Training(config, places, agents, console)
+        forget_startup()
         asyncio.run(training.run(resume=resume))
     _summary(run_dir, training.last_metrics, console)
 

@@ -14,15 +14,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentgym.advantages.menu import Baselines
+from agentgym.batch import routed
 from agentgym.config import Config
 from agentgym.coordinator.assemble import Assembled, assemble, batch_of
 from agentgym.coordinator.dispatcher import Dispatcher
 from agentgym.coordinator.peers import TrainerPeer
 from agentgym.coordinator.schedule import Schedule, Step
 from agentgym.coordinator.status import nobody_answered
+from agentgym.coordinator.store import Places
 from agentgym.coordinator.surroundings import Report, Send, Store
 from agentgym.errors import RunError
 from agentgym.protocol import StepDone
+from agentgym.routes import located
 
 UNLUCKY_STEPS = 8
 """So many batches one after another may have nothing for one of several policies."""
@@ -154,14 +157,15 @@ class Training:
         batches = [
             (
                 trainers[policy].identity,
+                part.origins if routed(part.samples) else [],
                 batch_of(part, step, trainer=self._config.trainer, checkpoint=due, state=state),
             )
             for policy, part in parts.items()
         ]
 
-        def send() -> None:
-            for identity, (header, arrays) in batches:
-                self._send(header, identity, arrays)
+        def send(places: Places) -> None:
+            for identity, origins, (header, arrays) in batches:
+                self._send(located(header, origins, self._store.folder, places), identity, arrays)
 
         self._store.consume(step.number, ids, send)
         self._work, self._asked, self._baselines = Work(step, parts), set(), baselines

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
 from agentgym.coordinator.groups import SetAside
-from agentgym.coordinator.store import StoredGroup
+from agentgym.coordinator.store import Places, StoredGroup
 from agentgym.episode import Episode
 from agentgym.episode_codec import decode_episode
 from agentgym.errors import RunError
+from agentgym.protocol import EpisodeDone
+from agentgym.wire import Packet
 
 Message = tuple[Mapping[str, Any], Mapping[str, Any]]
 """An episode as it was sent: header and arrays."""
@@ -35,6 +35,8 @@ class Entry:
 
 class Ledger:
     """Every group of a run, in the order in which its first episode came."""
+
+    folder = Path()
 
     def __init__(self) -> None:
         """Make an empty ledger; it outlives the coordinators of a run that is resumed."""
@@ -82,24 +84,18 @@ class Ledger:
         episodes = self.entries[group_id].episodes
         return {member: decode_episode(header, arrays) for member, (header, arrays) in episodes.items()}
 
-    def add(
-        self,
-        lease_id: int,
-        group: StoredGroup,
-        header: Mapping[str, Any],
-        arrays: Mapping[str, NDArray[Any] | None],
-        done: Callable[[], None],
-    ) -> None:
+    def add(self, group: StoredGroup, packet: Packet, done: Callable[[], None]) -> None:
         """See `EpisodeStore.add`."""
         entry = self.entries.setdefault(group.group_id, Entry(group))
-        member = header["member"]
+        message = packet.expect(EpisodeDone)
+        lease_id, member = message.lease_id, message.episode["member"]
         if member in entry.leases:
             self.replaced.append(entry.leases[member])
-        entry.leases[member], entry.episodes[member] = lease_id, (header, arrays)
+        entry.leases[member], entry.episodes[member] = lease_id, (message.episode, packet.arrays)
         self._last_lease = max(self._last_lease, lease_id)
         asyncio.get_running_loop().call_soon(done)
 
-    def consume(self, step: int, group_ids: Sequence[int], done: Callable[[], None]) -> None:
+    def consume(self, step: int, group_ids: Sequence[int], done: Callable[[Places], None]) -> None:
         """See `EpisodeStore.consume`."""
         for group_id in group_ids:
             entry = self.entries[group_id]
@@ -107,7 +103,7 @@ class Ledger:
                 raise RunError(f"group {group_id} is consumed by steps {entry.step} and {step}")
             self._places += 1
             entry.step, entry.place = step, entry.place or self._places
-        asyncio.get_running_loop().call_soon(done)
+        asyncio.get_running_loop().call_soon(done, {})  # no simulated model has routes
 
     def drop(self, group_ids: Iterable[int]) -> None:
         """See `EpisodeStore.drop`."""

@@ -87,7 +87,6 @@ class SimulatedWorker(Machine):
             episode = await Play(lease, self.site.config, self.site.agents, ask).play()
             fields, arrays = encode_episode(episode)
             self.send(EpisodeDone(lease_id=lease.lease_id, episode=fields), arrays)
-            self.send(Ready(credits=1))
         finally:
             self.site.playing.add(-1)
             del self._plays[lease.lease_id]

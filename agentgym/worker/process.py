@@ -213,7 +213,7 @@ class Worker:
     async def _play(self, lease: Lease) -> None:
         assert self._channel is not None
         host: Host | None = None
-        reusable = False
+        reusable = sent = False
         try:
             try:
                 host = await self._pool.take()
@@ -234,6 +234,7 @@ class Worker:
             header, arrays = encode_episode(episode)
             self._unacknowledged.add(lease.lease_id)
             self._channel.send(EpisodeDone(lease_id=lease.lease_id, episode=header), arrays)
+            sent = True
         except Exception as error:  # a lease must never be lost in silence, whatever is wrong here
             _logger.exception("lease %d could not be played", lease.lease_id)
             self._channel.send(Error(text=f"{type(error).__name__}: {error}", fatal=True))
@@ -241,7 +242,7 @@ class Worker:
             self._tasks.pop(lease.lease_id, None)
             if host is not None:
                 self._pool.give_back(host, reusable=reusable)
-            if not self._leaving:
+            if not sent and not self._leaving:
                 self._channel.send(Ready(credits=1))
 
 

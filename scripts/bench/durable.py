@@ -135,7 +135,6 @@ async def stand_in(address: str, exchange: Path, kilobytes: int) -> None:
                 fields, arrays = encode_episode(episode_of(header, trajectory, version[0]))
                 sent[header.lease_id] = time.perf_counter()
                 worker.channel.send(EpisodeDone(lease_id=header.lease_id, episode=fields), arrays)
-                worker.channel.send(Ready(credits=1))
             elif isinstance(header, Ack):
                 waited.append(1000 * (time.perf_counter() - sent.pop(header.lease_id)))
 

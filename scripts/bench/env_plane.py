@@ -122,6 +122,7 @@ def _play(socket: zmq.Socket[bytes], pid: int, seconds: float) -> tuple[float, f
             fields = msgpack.unpackb(frames[2])["episode"]
             assert fields["end_reason"] == "terminated", fields["error"]
             turns += sum(len(t["turns"]) for t in fields["trajectories"])
+            credits = 1
             warm = min(warm, time.monotonic() + WARMUP_SECONDS)
         now = time.monotonic()
         if begin is None and now >= warm:

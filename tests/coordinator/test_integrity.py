@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import episode_of, group_of, within
+from builders import episode_of, group_of, sent, within
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live_run import numbers_of, play, small_run
@@ -17,10 +17,11 @@ from agentgym.config import AlgorithmConfig
 from agentgym.coordinator.assemble import assemble, batch_of
 from agentgym.coordinator.schedule import Step
 from agentgym.coordinator.store import FOLDER, EpisodeStore, StoredGroup, stored_episodes
-from agentgym.episode import Episode
+from agentgym.episode import PER_TOKEN, Episode, joined_routes
 from agentgym.episode_codec import decode_episode, encode_episode
 from agentgym.errors import IntegrityError, RunError, WireError
-from agentgym.protocol import EpisodeDone, Error, Lease
+from agentgym.protocol import BatchHeader, BatchRequest, EpisodeDone, Error, Lease
+from agentgym.routes import with_routes
 from agentgym.trainer_config import TrainerConfig
 
 WORKERS_ARRAYS = ["tokens", "loss_mask", "logprobs", "versions", "routes"]
@@ -47,7 +48,7 @@ def test_any_bit_of_an_episode_on_the_wire_is_found(name: str, bit: int) -> None
         decode_episode(header, arrays).verify()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", WORKERS_ARRAYS)
+@pytest.mark.parametrize("name", PER_TOKEN)
 def test_an_episode_that_was_changed_is_counted_and_played_again(tmp_path: Path, name: str) -> None:
     async def scene() -> None:
         async with play(small_run(run={"steps": 1}), tmp_path) as cast:
@@ -86,8 +87,7 @@ def test_any_bit_of_an_episode_on_the_disk_is_found(
         done = asyncio.Event()
         store = EpisodeStore(run, failed=lambda error: pytest.fail(str(error)))
         store.go_on(0)
-        header, arrays = encode_episode(episode_of([1.0], group=3))
-        store.add(1, StoredGroup(3, 7, 1), header, arrays, done.set)
+        store.add(StoredGroup(3, 7, 1), sent(episode_of([1.0], group=3)), done.set)
         await done.wait()
         store.close()
 
@@ -118,7 +118,8 @@ def test_any_bit_of_a_batch_is_found_at_the_trainers_door(name: str, bit: int) -
         version=0,
         max_staleness=1,
     )["learner"]
-    header, arrays = batch_of(assembled, STEP, trainer=TrainerConfig(), checkpoint=False, state={})
+    header, sent_arrays = batch_of(assembled, STEP, trainer=TrainerConfig(), checkpoint=False, state={})
+    arrays = {**sent_arrays, "routes": joined_routes(assembled.samples)}
 
     def look(found: Arrays) -> None:
         check_sums(found, header.sums)
@@ -129,6 +130,32 @@ def test_any_bit_of_a_batch_is_found_at_the_trainers_door(name: str, bit: int) -
     named = f"^{name} of a batch are not" if name in MADE_HERE else "a trajectory of 5 tokens has checksum"
     with pytest.raises(IntegrityError, match=named):
         look({**arrays, name: flipped(arrays[name], bit)})
+
+
+def test_routes_that_were_changed_on_the_way_to_the_disk_are_found_by_the_trainer(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with play(small_run(run={"steps": 1}), tmp_path) as cast:
+            worker, server, trainer = cast.worker(), cast.server(), cast.trainer()
+
+            def spoil(lease: Lease) -> Episode:
+                episode = play_well(lease)
+                fields, arrays = encode_episode(episode)
+                arrays["routes"] = flipped(arrays["routes"], 3)
+                worker.send(EpisodeDone(lease_id=lease.lease_id, episode=fields), arrays)
+                return episode  # late
+
+            cast.start(worker.work(play=spoil), server.serve())
+            await trainer.hello("trainer", "trainer")
+            trainer.send(BatchRequest(step=1))
+            while not isinstance((packet := await trainer.packet()).header, BatchHeader):
+                pass
+            header = packet.expect(BatchHeader)
+            samples = split(with_routes(header, packet.arrays), header.lengths, header.checksums)
+            for sample in samples:
+                with pytest.raises(IntegrityError, match="a trajectory of 5 tokens has checksum"):
+                    sample.verify()
+
+    within(30, scene())
 
 
 def test_a_trainer_that_finds_a_changed_batch_ends_the_run_with_its_words(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from builders import episode_of, trajectory_of, within
+from builders import episode_of, sent, trajectory_of, within
 from live_run import play, small_run
 from wire_peers import FakeServer
 
@@ -12,7 +12,6 @@ from agentgym.coordinator.dispatcher import Dispatcher
 from agentgym.coordinator.schedule import Schedule
 from agentgym.coordinator.store import EpisodeStore, StoredGroup
 from agentgym.episode import Episode
-from agentgym.episode_codec import encode_episode
 from agentgym.protocol import Error, Hello, Lease
 from agentgym.wire import PROTOCOL_VERSION
 
@@ -98,7 +97,7 @@ def test_a_group_that_a_crash_cut_in_two_meets_one_snapshot(
         try:
             store.go_on(0)
             stored = asyncio.Event()
-            store.add(1, StoredGroup(3, 9, 2), *encode_episode(kept), stored.set)
+            store.add(StoredGroup(3, 9, 2), sent(kept), stored.set)
             await stored.wait()
         finally:
             store.close()

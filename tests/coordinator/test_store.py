@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 import store_writer
-from builders import episode_of, within
+from builders import episode_of, sent, within
 
 from agentgym.coordinator.store import FOLDER, LEDGER, EpisodeStore, StoredGroup, stored_episodes
 from agentgym.episode import Episode
-from agentgym.episode_codec import encode_episode
 from agentgym.errors import RunError
 
 Scene = Callable[[EpisodeStore], Coroutine[Any, Any, Any]]
@@ -43,14 +42,14 @@ async def put(store: EpisodeStore, lease: int, group: int, member: int = 0, size
     """Store an episode and wait until it is acknowledged."""
     episode = episode_of([float(lease), 1.0], group=group, member=member, task_index=group + 100)
     acknowledged = asyncio.Event()
-    store.add(lease, StoredGroup(group, group + 100, size), *encode_episode(episode), acknowledged.set)
+    store.add(StoredGroup(group, group + 100, size), sent(episode, lease), acknowledged.set)
     await acknowledged.wait()
     return episode
 
 
 async def consume(store: EpisodeStore, step: int, *groups: int) -> None:
     done = asyncio.Event()
-    store.consume(step, groups, done.set)
+    store.consume(step, groups, lambda places: done.set())
     await done.wait()
 
 
@@ -167,7 +166,7 @@ def test_an_episode_is_stored_once_and_what_fails_is_told(tmp_path: Path) -> Non
     async def scene(store: EpisodeStore) -> None:
         store.go_on(0)
         await put(store, 1, group=0)
-        store.add(1, StoredGroup(0, 1, 2), *encode_episode(episode_of()), pytest.fail)
+        store.add(StoredGroup(0, 1, 2), sent(episode_of(member=1)), pytest.fail)
         while not failures:
             await asyncio.sleep(0.01)
 
@@ -245,7 +244,7 @@ TOKENS = np.arange(10, dtype=np.int32).tobytes()
     [
         (not_a_database, "is damaged: file is not a database; bring a copy back, or move it away"),
         (torn, "is damaged: database disk image is malformed"),
-        (of_the_future, "has format 99; this version of agentgym reads 2"),
+        (of_the_future, "has format 99; this version of agentgym reads 3"),
         (cut_short, r"is damaged: segment 1 does not hold a whole message at \d+"),
         (gone, "cannot be read or written: .*No such file or directory: .*segment-000001"),
         (flipped(TOKENS), r"is damaged: trajectory 0 \(agent .* of member 0 of group 0 has checksum"),

@@ -2,13 +2,12 @@ import io
 from pathlib import Path
 
 import pytest
-from builders import config_of, episode_of, trajectory_of, within
+from builders import config_of, episode_of, sent, trajectory_of, within
 from rich.console import Console
 
 from agentgym.config_file import save_config
 from agentgym.coordinator.store import EpisodeStore, StoredGroup
 from agentgym.episode import EndReason
-from agentgym.episode_codec import encode_episode
 from agentgym.episode_json import EpisodeWriter, record_of
 from agentgym.episode_print import print_episode, visible
 from agentgym.errors import ConfigError
@@ -98,9 +97,9 @@ def test_a_run_directory_shows_the_newest_of_its_episodes(tmp_path: Path) -> Non
         store = EpisodeStore(tmp_path, failed=pytest.fail)
         store.go_on(0)
         for lease in range(5):
-            fields = encode_episode(episode_of([1.0], group=lease, task_index=lease))
-            store.add(lease + 10, StoredGroup(lease, lease, 1), *fields, lambda: None)
-        store.consume(7, [4], lambda: None)
+            packet = sent(episode_of([1.0], group=lease, task_index=lease), lease + 10)
+            store.add(StoredGroup(lease, lease, 1), packet, lambda: None)
+        store.consume(7, [4], lambda places: None)
         store.close()
 
     within(20, scene())

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from agentgym.keys import load_keys
 from agentgym.lifeline import die_with_parent
 from agentgym.log import setup_logging
 from agentgym.protocol import BatchHeader, BatchRequest, Drain, Error, Hello
+from agentgym.routes import with_routes
 from agentgym.wire import PROTOCOL_VERSION, Packet, pack, unpack
 from agentgym_trainers.megatron import launch
 from agentgym_trainers.megatron.link import Link
@@ -113,6 +115,8 @@ def _next(link: Link | None, channel: "Channel", step: int) -> Packet:
         return unpack(channel.share(None))
     link.send(BatchRequest(step=step))
     packet = link.receive()
+    if isinstance(packet.header, BatchHeader):
+        packet = replace(packet, arrays=with_routes(packet.header, packet.arrays))
     if launch.world_size() > 1:
         channel.share([bytes(frame) for frame in pack(packet.header, packet.arrays)])
     return packet

@@ -45,7 +45,7 @@ class Segments:
         """The size of all segments."""
         return sum(self._sizes.values())
 
-    def append(self, frames: Sequence[bytes]) -> Place:
+    def append(self, frames: Sequence[bytes | memoryview]) -> Place:
         """Write a message behind the others; it is on the disk after `sync`."""
         if self._file is None or self._sizes[self._current] >= SEGMENT_BYTES:
             self.close()
@@ -116,7 +116,7 @@ def read_message(folder: Path, place: Place) -> list[bytes]:
     return frames
 
 
-def _crc(frames: Sequence[bytes]) -> int:
+def _crc(frames: Sequence[bytes | memoryview]) -> int:
     crc = 0
     for frame in frames[:3]:  # kind, request id and header, see agentgym.wire
         crc = zlib.crc32(frame, crc)
