@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from agentgym.coordinator.dispatcher import Dispatcher
 from agentgym.coordinator.peers import Peers
 from agentgym.coordinator.supervisor import Supervisor
-from agentgym.episode import Episode
+from agentgym.episode import Episode, Trajectory
 
 
 def run_numbers(dispatcher: Dispatcher, supervisor: Supervisor) -> dict[str, float]:
@@ -68,4 +68,17 @@ def nobody_answered(step: int, policy: str, episodes: Sequence[Episode]) -> str:
     return (
         f"no agent of {policy!r} gave an answer in the {len(episodes)} episodes of step {step}; they ended by {ends}. "
         "Does what an agent reads first fit into server.max_model_len and env.max_tokens?"
+    )
+
+
+def too_old(
+    step: int, policy: str, trajectories: Sequence[Trajectory], *, tries: int, usable: tuple[int, int]
+) -> str:
+    """Say that a step gets no tokens of the versions that are `usable`, but of which, in these trajectories."""
+    versions = sorted({int(version) for t in trajectories for version in t.versions[t.loss_mask]})
+    found = f"{versions[0]} to {versions[-1]}" if len(versions) > 1 else f"{versions[0]}"
+    return (
+        f"nothing can be learned in step {step} from {tries} batches one after another: the tokens of {policy!r} in "
+        f"the last one are of version {found}, the step trains versions {usable[0]} to {usable[1]}. "
+        "Do its policy servers answer with the weights that they say they have loaded?"
     )

@@ -20,7 +20,7 @@ from agentgym.coordinator.assemble import Assembled, assemble, batch_of
 from agentgym.coordinator.dispatcher import Dispatcher
 from agentgym.coordinator.peers import TrainerPeer
 from agentgym.coordinator.schedule import Schedule, Step
-from agentgym.coordinator.status import nobody_answered
+from agentgym.coordinator.status import nobody_answered, too_old
 from agentgym.coordinator.store import Places
 from agentgym.coordinator.surroundings import Report, Send, Store
 from agentgym.errors import RunError
@@ -28,7 +28,7 @@ from agentgym.protocol import StepDone
 from agentgym.routes import located
 
 UNLUCKY_STEPS = 8
-"""So many batches one after another may have nothing for one of several policies."""
+"""So many batches one after another may have nothing that a policy can learn from."""
 
 
 @dataclass(slots=True)
@@ -202,9 +202,15 @@ class Training:
         """Let other groups be played in place of these; end a run whose agents never say a word."""
         episodes = part.episodes
         self._unlucky += 1
-        if any(t.trainable and t.policy == policy for episode in episodes for t in episode.trajectories):
+        mine = [t for e in episodes for t in e.trajectories if t.trainable and t.policy == policy]
+        if mine and self._unlucky < UNLUCKY_STEPS:
             self._reporter.say(
                 f"all {len(episodes)} episodes of step {step.number} were too old; playing others"
+            )
+        elif mine:
+            oldest = max(0, self.done - self._config.rollout.max_staleness)
+            raise RunError(
+                too_old(step.number, policy, mine, tries=self._unlucky, usable=(oldest, self.done))
             )
         elif len(self._config.policies_to_train) > 1 and self._unlucky < UNLUCKY_STEPS:
             self._reporter.say(f"nobody played {policy!r} in the {len(episodes)} episodes of step {step.number}; "

@@ -303,6 +303,25 @@ def test_a_long_wait_is_said_once_and_goes_on(tmp_path: Path) -> None:
     within(30, scene())
 
 
+def test_a_server_that_never_samples_with_newer_weights_ends_the_run(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with play(small_run(run={"steps": 4}), tmp_path) as cast:
+            worker, server, trainer = cast.worker(), cast.server(), cast.trainer()
+            cast.start(
+                worker.work(play=lambda lease: play_well(lease, version=0)),
+                server.serve(),  # it says that it loads them
+                trainer.train(cast.run.places.exchange),
+            )
+            assert await cast.run.failure() == (
+                "nothing can be learned in step 3 from 8 batches one after another: the tokens of 'learner' in "
+                "the last one are of version 0, the step trains versions 1 to 2. Do its policy servers answer with the weights "
+                "that they say they have loaded?"
+            )
+            assert cast.run.terminal.getvalue().count("episodes of step 3 were too old; playing others") == 7
+
+    within(30, scene())
+
+
 def test_a_late_trainer_and_a_late_server_are_named(tmp_path: Path) -> None:
     async def late(loads: bool) -> str:
         folder = tmp_path / str(loads)
