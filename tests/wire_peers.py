@@ -23,6 +23,7 @@ from agentgym.protocol import (
     EpisodeDone,
     Error,
     Header,
+    Health,
     Heartbeat,
     Hello,
     Lease,
@@ -74,11 +75,15 @@ class Peer:
             await asyncio.sleep(seconds)
 
     async def probe(self) -> list[Header]:
-        """Return what arrived before the answer to a message that nobody understands."""
-        self.raw.send_multipart([b"probe", b"", b""])
+        """Return what arrived before the second answer to a message that is not for the coordinator.
+
+        After the first one the coordinator does what follows from all that came until then.
+        """
         before: list[Header] = []
-        while not isinstance(header := (await self.packet()).header, Error):
-            before.append(header)
+        for _ in range(2):
+            self.send(Health())
+            while not isinstance(header := (await self.packet()).header, Error):
+                before.append(header)
         return before
 
     def close(self) -> None:

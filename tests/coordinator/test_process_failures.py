@@ -137,6 +137,7 @@ def test_garbage_is_answered_and_the_run_goes_on(tmp_path: Path, frames: list[by
             await peer.hello("worker", "worker-0")
             await peer.next(Servers)
             peer.raw.send_multipart(frames)
+            peer.send(Heartbeat())  # which looks for what came meanwhile, as a raw send does not
             answer = await peer.next(Error)
             assert message in answer.text
             assert not answer.fatal
@@ -314,8 +315,8 @@ def test_a_server_that_never_samples_with_newer_weights_ends_the_run(tmp_path: P
             )
             assert await cast.run.failure() == (
                 "nothing can be learned in step 3 from 8 batches one after another: the tokens of 'learner' in "
-                "the last one are of version 0, the step trains versions 1 to 2. Do its policy servers answer with the weights "
-                "that they say they have loaded?"
+                "the last one are of version 0, the step trains versions 1 to 2. Do its policy servers answer with "
+                "the weights that they say they have loaded?"
             )
             assert cast.run.terminal.getvalue().count("episodes of step 3 were too old; playing others") == 7
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from builders import config_of, episode_of
 from hypothesis import settings
@@ -12,8 +13,10 @@ from agentgym.coordinator.assemble import Assembled
 from agentgym.coordinator.dispatcher import Dispatcher
 from agentgym.coordinator.peers import TrainerPeer
 from agentgym.coordinator.schedule import Step
+from agentgym.coordinator.store import Places
 from agentgym.coordinator.training import Training
 from agentgym.protocol import Lease, StepDone
+from agentgym.segments import Place
 
 TASKS, MEMBERS = 2, 2
 WORKERS = st.sampled_from([b"a", b"b", b"c"])
@@ -32,9 +35,10 @@ class Shelf:
     """A store that keeps nothing; what is asked of it is done at once."""
 
     bytes_used = 0
+    folder = Path("episodes")
 
-    def consume(self, step: int, group_ids: Sequence[int], done: Callable[[], None]) -> None:
-        done()
+    def consume(self, step: int, group_ids: Sequence[int], done: Callable[[Places], None]) -> None:
+        done({(group, member): Place(1, 0, 0, 0) for group in group_ids for member in range(MEMBERS)})
 
     def drop(self, group_ids: Sequence[int]) -> None:
         pass

@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 from builders import within
-from live_run import Cast, numbers_of, play, small_run
+from live_run import Cast, leased, numbers_of, play, small_run
 from strangers import GREETING, READY, KeyRing, Stranger, dealer, frame, free_address
 from wire_peers import FakeWorker, play_well
 
@@ -201,6 +201,29 @@ def test_a_thousand_connections_do_not_disturb_a_run(tmp_path: Path, keyed: bool
     # A peer of the run whose handshake takes too long in the crowd would come again, and be counted again.
     numbers = numbers_with(tmp_path, crowd, KeyRing(tmp_path) if keyed else None, silence=40.0)
     assert (numbers["wire/accepted"], numbers["wire/connected"]) == (1004, 4)
+
+
+def test_a_worker_that_claims_more_than_its_slots_gets_no_more_than_these(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with play(small_run(run={"steps": 1}, workers={"slots": 3}), tmp_path) as cast:
+            greedy, server, trainer = cast.worker(), cast.server(), cast.trainer()
+            cast.start(server.serve(), trainer.train(cast.run.places.exchange))
+            await greedy.hello("worker", "greedy")
+            for _ in range(2):
+                greedy.send(Ready(credits=10**9))
+            held = [await leased(greedy) for _ in range(3)]
+            for lease_id in (held[0].lease_id + 1000, held[0].lease_id + 2000):  # that it never had
+                fields, arrays = encode_episode(play_well(held[0]))
+                greedy.send(EpisodeDone(lease_id=lease_id, episode=fields), arrays)
+            assert not [header for header in await greedy.probe() if isinstance(header, Lease)]
+            for lease in held:
+                greedy.answer(lease, play_well(lease))
+            held = [header for header in await greedy.probe() if isinstance(header, Lease)]
+            greedy.answer(held[0], play_well(held[0]))
+            await cast.run.task
+            assert numbers_of(cast.run)["system/wire/inflated"] == 4
+
+    within(30, scene())
 
 
 def test_a_thousand_peers_that_never_say_hello_get_nothing(tmp_path: Path) -> None:
