@@ -21,6 +21,16 @@ class WorkerPeer:
     slots: int = 0
     """Episodes that it may have at once; 0 when it leaves."""
 
+    def credit(self, credits: int, held: int) -> bool:
+        """Let it have more leases: with the `held` ones no more than its slots. Return whether it asked for no more."""
+        room = self.slots - held - self.credits
+        self.credits += min(credits, max(0, room))
+        return credits <= room or self.slots == 0
+
+    def leave(self) -> None:
+        """Let it have no more leases."""
+        self.slots = self.credits = 0
+
 
 @dataclass(slots=True)
 class ServerPeer:

@@ -178,10 +178,13 @@ class Coordinator:
             case Ready() if sender in self._peers.workers:
                 self._credit(sender, header.credits)
             case Leaving() if sender in self._peers.workers:
-                self._peers.workers[sender].slots = self._peers.workers[sender].credits = 0
+                self._peers.workers[sender].leave()
                 self._channel.send(Leaving(), to=sender)
             case EpisodeDone() if sender in self._peers.workers:
-                self._episode(sender, header, packet, now)
+                try:
+                    self._episode(sender, header, packet, now)
+                finally:
+                    self._credit(sender, 1)
             case Loaded() if sender in self._peers.servers:
                 self._peers.servers[sender].has_loaded(header.version)
                 self._reporter.loaded(header.seconds)
@@ -200,24 +203,10 @@ class Coordinator:
                 raise WireError(f"{packet.kind!r} from {name} is not a message for the coordinator")
 
     def _credit(self, sender: bytes, credits: int) -> None:
-        """Let a worker have more leases: with those that it has, no more than its slots."""
-        worker = self._peers.workers[sender]
-        room = worker.slots - self._dispatcher.leases.held(sender) - worker.credits
-        worker.credits += min(credits, max(0, room))
-        if credits > room and worker.slots:
-            self._channel.counts["inflated"] += 1
+        held = self._dispatcher.leases.held(sender)
+        self._channel.counts["inflated"] += not self._peers.workers[sender].credit(credits, held)
 
     def _episode(self, sender: bytes, header: EpisodeDone, packet: Packet, now: float) -> None:
-        group = self._taken_in(sender, header, packet, now)
-        self._credit(sender, 1)
-        acknowledge = partial(self._send, Ack(lease_id=header.lease_id), sender)
-        if group is None:
-            acknowledge()
-        else:
-            stored = StoredGroup(group.group_id, group.task_index, group.size)
-            self._store.add(stored, packet, acknowledge)
-
-    def _taken_in(self, sender: bytes, header: EpisodeDone, packet: Packet, now: float) -> Group | None:
         try:
             episode = decode_episode(header.episode, packet.arrays)
             episode.verify(routes=False)  # those are checked where they are used
@@ -225,7 +214,12 @@ class Coordinator:
             self._channel.counts["damaged"] += 1
             self._dispatcher.unreadable(header.lease_id, sender, str(error))
             raise WireError(str(error)) from error
-        return self._dispatcher.take_in(header.lease_id, sender, episode, now)
+        group = self._dispatcher.take_in(header.lease_id, sender, episode, now)
+        acknowledge = partial(self._send, Ack(lease_id=header.lease_id), sender)
+        if group is None:
+            acknowledge()
+        else:
+            self._store.add(StoredGroup(group.group_id, group.task_index, group.size), packet, acknowledge)
 
     def _send(self, header: Header, to: bytes, arrays: Arrays | None = None) -> None:
         if not self._channel.closed:  # the disk may be slower than the end of the run
@@ -396,13 +390,8 @@ class Coordinator:
             raise error
 
     def _waiting_for(self) -> str:
-        return waiting_for(
-            self._peers,
-            self._dispatcher,
-            self._supervisor,
-            step=self._training.number,
-            policies=self._training.waiting_for,
-        )
+        step, policies = self._training.number, self._training.waiting_for
+        return waiting_for(self._peers, self._dispatcher, self._supervisor, step=step, policies=policies)
 
     def _lose(self, name: str) -> int:
         """Forget a peer and queue its episodes again; return how many."""

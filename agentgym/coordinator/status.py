@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from agentgym.coordinator.dispatcher import Dispatcher
 from agentgym.coordinator.peers import Peers
 from agentgym.coordinator.supervisor import Supervisor
-from agentgym.episode import Episode, Trajectory
+from agentgym.episode import NOT_SAMPLED, Episode, Trajectory
 
 
 def run_numbers(dispatcher: Dispatcher, supervisor: Supervisor) -> dict[str, float]:
@@ -75,8 +75,10 @@ def too_old(
     step: int, policy: str, trajectories: Sequence[Trajectory], *, tries: int, usable: tuple[int, int]
 ) -> str:
     """Say that a step gets no tokens of the versions that are `usable`, but of which, in these trajectories."""
-    versions = sorted({int(version) for t in trajectories for version in t.versions[t.loss_mask]})
-    found = f"{versions[0]} to {versions[-1]}" if len(versions) > 1 else f"{versions[0]}"
+    versions = {int(version) for t in trajectories for version in t.versions[t.loss_mask]} - {NOT_SAMPLED}
+    found = (
+        f"{min(versions)} to {max(versions)}" if len(versions) > 1 else f"{min(versions, default='unknown')}"
+    )
     return (
         f"nothing can be learned in step {step} from {tries} batches one after another: the tokens of {policy!r} in "
         f"the last one are of version {found}, the step trains versions {usable[0]} to {usable[1]}. "

@@ -29,6 +29,7 @@ class Actors:
         self.worker, self.server, self.trainer = cast.worker(), cast.server(), cast.trainer()
         self.batches: list[BatchHeader] = []
         self.leases: deque[Lease] = deque()
+        self._acks = 0
 
     async def enter(self) -> None:
         self.cast.start(self.server.serve())
@@ -39,17 +40,24 @@ class Actors:
 
     async def play(self, count: int) -> None:
         """Answer the next leases, and wait until the episodes are acknowledged."""
-        waiting = acknowledged = count
-        while acknowledged:
-            while waiting and self.leases:
-                lease = self.leases.popleft()
-                self.worker.answer(lease, play_well(lease, self.server.version))
-                waiting -= 1
-            match (await self.worker.packet()).header:
-                case Lease() as lease:
-                    self.leases.append(lease)
-                case Ack():
-                    acknowledged -= 1
+        for _ in range(count):
+            while not self.leases:
+                await self._take()
+            lease = self.leases.popleft()
+            self.worker.answer(lease, play_well(lease, self.server.version))
+        await self.acknowledged(count)
+
+    async def acknowledged(self, count: int) -> None:
+        """Wait until episodes that were sent are acknowledged."""
+        while self._acks < count:
+            await self._take()
+        self._acks -= count
+
+    async def _take(self) -> None:
+        header = (await self.worker.packet()).header
+        if isinstance(header, Lease):
+            self.leases.append(header)
+        self._acks += isinstance(header, Ack)
 
     async def batch(self) -> BatchHeader:
         self.batches.append(await self.trainer.next(BatchHeader))
@@ -202,6 +210,7 @@ def test_groups_that_are_of_no_use_leave_the_disk(tmp_path: Path) -> None:
             stale = [await leased(actors.worker) for _ in range(GROUPS * MEMBERS)]
             for lease in stale:
                 actors.worker.answer(lease, play_well(lease, version=7))  # of weights that are not there yet
+            await actors.acknowledged(len(stale))
             await actors.play(GROUPS * MEMBERS)
             await actors.learn()
             groups = {stored.episode.group_id for stored in stored_episodes(tmp_path / "run")}
