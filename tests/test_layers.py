@@ -184,8 +184,8 @@ def test_packages_see_only_what_they_may(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_no_library_is_asked_to_unpickle(name: str) -> None:
-    # torch.distributed passes objects as pickles, and what starts torchrun keeps its state as one.
-    objects = r"(gather|broadcast|scatter|send|recv)_object|distributed\.(run|elastic|launch)"
+    # torch.distributed passes objects as pickles. (torchrun keeps its own state as one, in a file of its user's.)
+    objects = r"(gather|broadcast|scatter|send|recv)_object"
     assert not re.search(rf"torch\.load\(|allow_pickle|{objects}", MODULES[name].read_text())
 
 

@@ -52,7 +52,7 @@ def register_envs() -> None:
             "random": "agentgym.policy.scripted:RandomLegal",
             **_policies("prisoners_dilemma", tit_for_tat="TitForTat", defector="Defector"),
         },
-        isolation="shared",
+        isolation="inline",
     )
 
 

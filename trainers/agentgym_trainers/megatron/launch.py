@@ -1,29 +1,24 @@
-"""Starting the trainer: its ranks, several processes of one machine; its imports. torch is imported when needed.
+"""Starting the trainer: its ranks, several processes of one machine, by torchrun; its imports.
 
-The ranks find each other through a file in a folder that only their user can enter, and connections on CPUs stay on the
-loopback interface. (torchrun would start them just as well, but it opens a port and unpickles what comes there.)
+torchrun's own meeting place is a file, as is that of the ranks, both in a folder that only their user can enter: over
+TCP it would listen on every interface, and unpickle what comes there. Connections of ranks on CPUs stay on the loopback
+interface. torch is imported when it is needed.
 """
 
 import logging
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from agentgym.errors import RunError
 
 logger = logging.getLogger(__name__)
 
 MEETING = "AGENTGYM_MEETING"
 """The environment variable that names the file, in every rank."""
-GRACE = 5.0
-"""Seconds that the others have to end by themselves, and to say why, when one has failed."""
+GRACE = 5
+"""Seconds that the others have to end by themselves when one has failed."""
 
 
 def launched() -> bool:
@@ -46,43 +41,42 @@ def world_size() -> int:
     return int(os.environ["WORLD_SIZE"]) if launched() else 1
 
 
-def run_ranks(count: int, command: Sequence[str], folder: Path, *, grace: float = GRACE) -> int:
+def run_ranks(count: int, command: Sequence[str], folder: Path) -> int:
     """Run a command as `count` ranks, which meet in `folder`; return 0 when all have ended well, else 1.
 
-    When one of them fails, the others are ended, `grace` seconds later.
+    When one of them fails, the others are ended.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix=".ranks-", dir=folder) as private,
-        ThreadPoolExecutor(count) as threads,
-    ):
-        places = [_place(number, count, Path(private)) for number in range(count)]
-        ranks = [subprocess.Popen(command, env={**os.environ, **place}) for place in places]
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    with tempfile.TemporaryDirectory(prefix=".ranks-", dir=folder) as private:
+        torchrun = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=count,
+            run_id="trainer",
+            rdzv_backend="c10d",
+            rdzv_endpoint=f"{private}/torchrun",
+            rdzv_configs={"store_type": "file"},
+            max_restarts=0,
+            signals_to_handle="SIGTERM",  # Ctrl-C is the coordinator's
+            shutdown_timeout=GRACE,
+            logs_specs=DefaultLogsSpecs(log_dir=private),
+        )
+        ours = {MEETING: f"{private}/meeting", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        os.environ.update(ours)
         try:
-            ends = {threads.submit(_end_of, process): number for number, process in enumerate(ranks)}
-            ended, _ = wait(ends, return_when=FIRST_EXCEPTION)
-            failed = [(ends[end], error) for end in ended if (error := end.exception()) is not None]
-            for number, error in failed:
-                logger.error("rank %d of the trainer %s; the others are ended", number, error)
-            wait(ends, timeout=grace)
+            elastic_launch(torchrun, command[0])(*command[1:])
+        except ChildFailedError as error:
+            number, failure = error.get_first_failure()
+            end = failure.signal_name() if failure.exitcode < 0 else f"status {failure.exitcode}"
+            logger.error("rank %d of the trainer ended with %s; the others were ended", number, end)
+            return 1
         finally:
-            for process in ranks:
-                process.kill()
-    return 1 if failed else 0
-
-
-def _place(number: int, count: int, private: Path) -> dict[str, str]:
-    """Return the environment variables of a rank; the names are those that torch's libraries know, too."""
-    numbers = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(count)}
-    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    return {**loopback, **numbers, MEETING: str(private / "meeting")}
-
-
-def _end_of(process: subprocess.Popen[bytes]) -> None:
-    status = process.wait()
-    if status < 0:
-        raise RunError(f"was killed by {signal.Signals(-status).name}")
-    if status > 0:
-        raise RunError(f"ended with status {status}")
+            for name in ours:
+                del os.environ[name]
+    return 0
 
 
 @contextmanager

@@ -7,8 +7,8 @@ It says hello when its model is loaded, then asks for batches until it is told t
 a drain, 1 after a failure, which it has reported as a fatal error. It ends by itself when the coordinator is
 gone.
 
-With `trainer.nproc` > 1 this process starts itself that often and waits for the end; rank 0 talks to the coordinator
-and passes on what it gets. When one rank fails, the others are ended; when this process ends, they do.
+With `trainer.nproc` > 1 this process becomes torchrun and starts itself that often; rank 0 talks to the coordinator
+and passes on what it gets. When one rank fails, torchrun ends the others; when torchrun ends, they do.
 """
 
 import argparse

@@ -6,6 +6,8 @@ among them), then pipeline stages, so that rank 0 is the first of everything.
 """
 
 import math
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -80,6 +82,8 @@ def connected(nproc: int, timeout: float) -> Iterator[None]:
         )
     if torch.cuda.is_available():
         torch.cuda.set_device(launch.rank())
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store: Any = dist.FileStore(launch.meeting(), nproc) if launch.launched() else dist.HashStore()  # type: ignore[attr-defined]
     store.set_timeout(timedelta(seconds=timeout))
     dist.init_process_group(
