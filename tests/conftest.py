@@ -9,6 +9,7 @@ LONGEST = [
     "test_pool_run",
     "test_chaos",
     "test_runs",
+    "test_ranks",
     "test_configs",
     "test_two_policies",
     "test_bad_input",

@@ -1,9 +1,10 @@
-"""Runs that are killed at every phase of a step and go on: a table of phase and outcome.
+"""A run that is killed at every phase of a step, one after another, and goes on each time: a table of them.
 
-    python tests/crash_phases.py [--folder DIR]
+    python tests/crash_phases.py [--folder DIR] [NUMBER ...]
 
 The run is deterministic: a warm-up whose teacher plays one episode at a time. So a run that was killed and went on must
-end with the ledger, the weights and the optimizer of one that was left alone, to the last bit.
+end with the ledger, the weights and the optimizer of one that was left alone, to the last bit. Where it does not, its
+NUMBER in the table kills a run at one phase alone.
 """
 
 import argparse
@@ -12,10 +13,11 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
-from runs import running, wait_until_gone, write_run
+from runs import DEADLINE, running, wait_until_gone, write_run
 
 from agentgym.coordinator.launch import checkpoint_models
 from agentgym.coordinator.store import stored_episodes
@@ -43,41 +45,39 @@ class Phase:
 
 
 def _of_the_coordinator(name: str, point: str) -> Phase:
-    return Phase(name, f"{COORDINATOR} agentgym.coordinator.{point}", "itself")
+    return Phase(name, f"{COORDINATOR} agentgym.{point} 1", "itself")
 
 
 def _of_the_trainer(name: str, point: str, victim: str) -> Phase:
-    return Phase(name, f"{TRAINER} agentgym_trainers.megatron.{point}", victim)
+    return Phase(name, f"{TRAINER} agentgym_trainers.megatron.{point} 1", victim)
 
 
-_IN_THE_TRAINER = (  # in step 4, whose checkpoint is the second
-    ("batch received, before the optimizer step", "trainer _update call 4"),
-    ("after the optimizer step", "step train_step return 4"),
-    ("checkpoint: weights written, optimizer not", "checkpoint _write_model return 2"),
-    ("checkpoint: written, without its name", "checkpoint _sync_tree return 2"),
-    ("checkpoint: named, latest is still the older", "checkpoint _point_latest call 2"),
-    ("checkpoint: done, nobody knows", "checkpoint save_checkpoint return 2"),
+_IN_THE_TRAINER = (
+    ("batch received, before the optimizer step", "trainer _update call"),
+    ("after the optimizer step", "step train_step return"),
+    ("checkpoint: weights written, optimizer not", "checkpoint _write_model return"),
+    ("checkpoint: written, without its name", "checkpoint _sync_tree return"),
+    ("checkpoint: named, latest is still the older", "checkpoint _point_latest call"),
+    ("checkpoint: done, nobody knows", "checkpoint save_checkpoint return"),
 )
 PHASES = (
-    _of_the_coordinator("a lease is out", "leases issue return 11"),
-    _of_the_coordinator("episode received, not written", "segments append call 11"),
-    _of_the_coordinator("episode written, not in the ledger", "segments sync return 11"),
-    _of_the_coordinator("in the ledger, not acknowledged", "store _write return 11"),
-    _of_the_coordinator("acknowledged", "store _call_all return 11"),
-    _of_the_coordinator("batch made, not marked as taken", "store consume call 3"),
+    _of_the_coordinator("a lease is out", "coordinator.leases issue return"),
+    _of_the_coordinator("episode received, not written", "segments append call"),
+    _of_the_coordinator("episode written, not in the ledger", "segments sync return"),
+    _of_the_coordinator("in the ledger, not acknowledged", "coordinator.store _write return"),
+    _of_the_coordinator("acknowledged", "coordinator.store _call_all return"),
+    _of_the_coordinator("batch made, not marked as taken", "coordinator.store consume call"),
     *(_of_the_trainer(name, point, "parent") for name, point in _IN_THE_TRAINER),
-    _of_the_coordinator("step and checkpoint are done, not noted", "training finished call 4"),
-    _of_the_trainer("before the weights are published", "trainer publish call 1", "parent"),
-    _of_the_trainer("weights published, nobody knows", "trainer publish return 1", "parent"),
+    _of_the_coordinator("step and checkpoint are done, not noted", "coordinator.training finished call"),
+    _of_the_trainer("before the weights are published", "trainer publish call", "parent"),
+    _of_the_trainer("weights published, nobody knows", "trainer publish return", "parent"),
     *(_of_the_trainer(name, point, "itself") for name, point in _IN_THE_TRAINER),
-    _of_the_trainer("weights published, nobody knows", "trainer publish return 1", "itself"),
+    _of_the_trainer("weights published, nobody knows", "trainer publish return", "itself"),
 )
 
 
-def in_one_run() -> list[Phase]:
-    """Return some of the phases, each as soon as it comes, for a run that crosses one after the other."""
-    some = [PHASES[2], PHASES[10], PHASES[16]]
-    return [replace(phase, point=f"{phase.point.rpartition(' ')[0]} 1") for phase in some]
+SOME = (PHASES[2], PHASES[10], PHASES[16])
+"""For a short version: the coordinator is killed, it is killed by its trainer, and the trainer is killed."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ def run_through(folder: Path, phases: Sequence[Phase]) -> Outcome:
         warmup={"steps": STEPS, "episodes": EPISODES},
         workers={"slots": 1},
         trainer={"checkpoint_every": 2},
+        coordinator={"max_restarts": len(PHASES)},
     )  # fmt: skip
     points = folder / "points"
     points.write_text("".join(f"{phase.point} {phase.victim}\n" for phase in phases))
@@ -113,7 +114,7 @@ def run_through(folder: Path, phases: Sequence[Phase]) -> Outcome:
     resumed: list[int] = []
     for attempt in range(len(phases) + 1):
         with running(folder, "run.toml", *(["--resume"] if attempt else []), environment=hook) as run:
-            status = run.wait()
+            status = run.wait(DEADLINE * (1 + len(phases)))
             resumed += [
                 int(line.split()[3]) for line in run.lines if line.startswith("  resumed after step ")
             ]
@@ -141,29 +142,32 @@ def run_through(folder: Path, phases: Sequence[Phase]) -> Outcome:
 
 
 def main() -> int:
-    """Kill a run of its own at each phase, and print what became of them."""
+    """Kill a run at each phase, and print what became of it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, help="for the runs; by default a temporary one, which stays")
-    base = parser.parse_args().folder or Path(tempfile.mkdtemp(prefix="phases-"))
+    parser.add_argument(
+        "numbers", nargs="*", type=int, metavar="NUMBER", help="rows of the table; by default all"
+    )
+    settings = parser.parse_args()
+    base = settings.folder or Path(tempfile.mkdtemp(prefix="phases-"))
     base.mkdir(parents=True, exist_ok=True)
-    whole = run_through(_folder(base, "whole"), [])
-    sys.stdout.write(f"{'killed when':<47}{'who':<13}{'on from step':<14}{'lost':<6}{'trained':<9}weights\n")
-    good = True
-    for number, phase in enumerate(PHASES):
-        outcome = run_through(_folder(base, f"{number:02d}"), [phase])
-        row = (
-            f"{phase.name:<47}{phase.victim_name:<13}"
-            f"{', '.join(map(str, outcome.resumed)) if outcome.crossed else 'not killed':<14}{outcome.lost:<6}"
-            f"{'same' if outcome.trained == whole.trained else 'OTHER':<9}"
-            f"{'same' if outcome.digest == whole.digest else 'OTHER'}"
-        )
-        sys.stdout.write(row + "\n")
-        sys.stdout.flush()
-        same = (outcome.trained, outcome.digest, outcome.lost) == (whole.trained, whole.digest, 0)
-        good = good and same and outcome.crossed == 1
-    return 0 if good else 1
+    phases = [PHASES[number - 1] for number in settings.numbers] or PHASES
+    whole, killed = run_through(_folder(base, "whole"), []), run_through(_folder(base, "killed"), phases)
+    lines = [f"{'killed when':<47}{'who':<13}on from step"]
+    for phase, step in zip_longest(phases, killed.resumed, fillvalue="not killed"):
+        lines.append(f"{phase.name:<47}{phase.victim_name:<13}{step}")
+    same = {
+        "episodes": killed.trained == whole.trained and not killed.lost,
+        "weights and optimizer": killed.digest == whole.digest,
+    }
+    lines += [
+        f"{what}: {'the same as in' if good else 'OTHER than in'} a run that was left alone"
+        for what, good in same.items()
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0 if all(same.values()) and killed.crossed == len(phases) else 1
 
 
 def _folder(base: Path, name: str) -> Path:

@@ -37,15 +37,6 @@ class Letters(gymnasium.Env[str, str]):
         return self.letter
 
 
-class BreaksInReset(Letters):
-    """Every play fails when it begins."""
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
-        raise OSError("the database of letters is gone")
-
-
 class BreaksInStep(Letters):
     """Every play fails in its first step."""
 

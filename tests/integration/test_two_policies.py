@@ -50,23 +50,23 @@ def test_when_one_trainer_is_killed_both_go_on_from_checkpoints_of_one_step(tmp_
     write_run(
         tmp_path, "agentgym/TicTacToe-v0", teacher="noisy",
         run={"name": "two"},
-        warmup={"steps": 120, "episodes": 8},
+        warmup={"steps": 60, "episodes": 8},
         trainer={"checkpoint_every": 5},
         **{"policies.other": {"model": "model"}, "policy_mapping": {"player_2": "other"}},
     )  # fmt: skip
     run_dir = tmp_path / "runs/two"
     with running(tmp_path, "run.toml", "policies_to_train=['learner', 'other']") as run:
-        run.wait_for(r"\b([6-9]|[1-9]\d+)/120\b")
+        run.wait_for(r"\b([6-9]|[1-9]\d+)/60\b")
         killed = run.pid("trainer-other")
         run.kill(killed)
         run.wait_for(rf"trainer-other \(pid {killed}\) was killed by SIGKILL; everything is stopped")
         step = int(run.wait_for(r"resumed after step (\d+) from .*checkpoints/learner/step-")[1])
         assert run.wait() == 0, run.report()
-    assert step in range(5, 120, 5)
+    assert step in range(5, 60, 5)
     states = [
-        json.loads((run_dir / "checkpoints" / name / "step-000120/coordinator.json").read_text())
+        json.loads((run_dir / "checkpoints" / name / "step-000060/coordinator.json").read_text())
         for name in ("learner", "other")
     ]
     assert states[0] == states[1]
     trained = [s for s in stored_episodes(run_dir) if s.step]
-    assert len({(s.episode.task_index, s.episode.member) for s in trained}) == len(trained) == 120 * 8
+    assert len({(s.episode.task_index, s.episode.member) for s in trained}) == len(trained) == 60 * 8
