@@ -7,11 +7,18 @@ added to a run or shut out of it while it goes on.
 ZeroMQ itself closes a connection that does not finish its handshake in time, that falls silent (`wire.open_socket`),
 or that sends a frame of more than `wire.MAX_FRAME_BYTES`; the door counts what it says about that. When too many are
 open, new ones are refused, and those that are there stay.
+
+Of how many frames a message is, and how large it is with all of them, ZeroMQ does not look at, and it keeps them until
+the last one has come. So the door asks the kernel how much each TCP connection has received since a message of it was
+complete, and hangs up where that is more than `MAX_MESSAGE_BYTES`. Peers at ipc:// are processes of the same user.
 """
 
 import contextlib
 import logging
+import os
 import resource
+import socket as sockets
+import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,6 +34,10 @@ from agentgym.wire import Channel, Packet, open_context, open_socket, refuse_pub
 
 MAX_CONNECTIONS = 4096
 """A worker has one."""
+MAX_MESSAGE_BYTES = 2 << 30
+"""Of all frames of a message."""
+LOOK_SECONDS = 1.0
+"""Between two looks at what connections have received."""
 REFUSALS = {
     "key_refused": "its key is not on the list",
     "no_room": "too many connections are open",
@@ -56,6 +67,7 @@ class Door(Channel):
         queue: int = 10_000,
         silence: float = 20.0,
         connections: int = MAX_CONNECTIONS,
+        largest: int = MAX_MESSAGE_BYTES,
     ) -> None:
         """Bind the addresses, from a running event loop.
 
@@ -67,6 +79,7 @@ class Door(Channel):
             queue: as in `open_socket`.
             silence: as in `open_socket`.
             connections: how many may be open at once.
+            largest: bytes of a message, a little more or less.
 
         Raises:
             ConfigError: an address cannot be bound, or can be reached from other machines and there are no keys.
@@ -74,28 +87,26 @@ class Door(Channel):
         for address in addresses:
             refuse_public_bind(address, keyed=keys is not None)
         options = keys.server_options() if keys is not None else {}
-        self.counts: Counter[str] = Counter(dict.fromkeys([*_EVENTS.values(), *REFUSALS], 0))
+        self.counts: Counter[str] = Counter(dict.fromkeys([*_EVENTS.values(), *REFUSALS, "endless"], 0))
         """accepted, connected (after the handshake), handshake_failed, key_refused, no_room, disconnected,
-        accept_failed."""
+        accept_failed, endless (cut off in a message that was too large)."""
         self._most = connections
+        self._largest = largest
+        self._received: dict[int, int] = {}
+        """By descriptor of an open connection: the bytes it had received when a message of it was complete."""
+        self._delivered: set[int] = set()
+        """The connections whose messages have come since the last look."""
         # Those that have not finished their handshake count as well, and the process has other files to open.
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self._context = open_context()
         socket = open_socket(self._context, zmq.ROUTER, queue=queue, silence=silence)
-        socket.monitor("inproc://monitor", sum(_EVENTS))
-        monitor = self._context.socket(zmq.PAIR)
-        monitor.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread would wait for room there
-        monitor.connect("inproc://monitor")
         self._keys = keys
         for option, value in options.items():
             socket.setsockopt(option, value)
-        # Nobody is let in without the gate; it also keeps out peers of ZeroMQ 2, which know neither keys nor pings.
-        socket.zap_domain, socket.zap_enforce_domain = b"agentgym", True
-        gate = self._context.socket(zmq.REP)
-        gate.bind("inproc://zeromq.zap.01")
-        threading.Thread(target=self._keep, args=(gate, monitor), name="gate", daemon=True).start()
+        self._open_gate(socket)
         super().__init__(socket, on_packet, on_garbage)
+        self._next_look = self._loop.call_later(LOOK_SECONDS, self._look)
         self.addresses: list[str] = []
         """Where it can be reached; a tcp port that was left open is named."""
         for address in addresses:
@@ -106,6 +117,17 @@ class Door(Channel):
                 raise ConfigError(f"cannot bind {address}: {error.strerror}") from error
             self.addresses.append(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
+    def _open_gate(self, socket: zmq.Socket[bytes]) -> None:
+        socket.monitor("inproc://monitor", sum(_EVENTS))
+        monitor = self._context.socket(zmq.PAIR)
+        monitor.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread would wait for room there
+        monitor.connect("inproc://monitor")
+        # Nobody is let in without the gate; it also keeps out peers of ZeroMQ 2, which know neither keys nor pings.
+        socket.zap_domain, socket.zap_enforce_domain = b"agentgym", True
+        gate = self._context.socket(zmq.REP)
+        gate.bind("inproc://zeromq.zap.01")
+        threading.Thread(target=self._keep, args=(gate, monitor), name="gate", daemon=True).start()
+
     @property
     def open_connections(self) -> int:
         """Connections that are open now."""
@@ -114,8 +136,32 @@ class Door(Channel):
     def close(self) -> None:
         """Close the socket after what was sent is on its way, or its peers have not read it for half a second."""
         if not self.closed:
+            self._next_look.cancel()
             super().close()
             self._context.term()
+
+    def _sender(self) -> bytes:
+        frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+        self._delivered.add(int(frame.get(zmq.SRCFD)))
+        return frame.bytes
+
+    def _look(self) -> None:
+        """Hang up on those who send a message that does not end."""
+        self._next_look = self._loop.call_later(LOOK_SECONDS, self._look)
+        if self._socket.poll(0):
+            self._schedule_drain()  # whose messages wait is not known
+            return
+        delivered, self._delivered = self._delivered, set()
+        for descriptor, before in list(self._received.items()):
+            # One that is closed meanwhile has nothing to say, nor has one at ipc://.
+            with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(descriptor)) as connection:
+                info = connection.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, 136)
+                (received,) = struct.unpack_from("<Q", info, 128)  # tcpi_bytes_received, see linux/tcp.h
+                if descriptor in delivered:
+                    self._received[descriptor] = received
+                elif received - before > self._largest:
+                    self.counts["endless"] += 1
+                    connection.shutdown(sockets.SHUT_RDWR)
 
     def _keep(self, gate: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
         """Count, and answer who may come in: on a thread, since a handshake must not wait for a busy loop."""
@@ -126,7 +172,13 @@ class Door(Channel):
             while True:
                 poller.poll()
                 while monitor.poll(0):
-                    self.counts[_EVENTS[recv_monitor_message(monitor)["event"]]] += 1
+                    message = recv_monitor_message(monitor)
+                    event, descriptor = _EVENTS[message["event"]], int(message["value"])
+                    self.counts[event] += 1
+                    if event == "accepted":
+                        self._received[descriptor] = 0
+                    elif event == "disconnected":
+                        self._received.pop(descriptor, None)
                 if gate.poll(0):
                     version, request, _domain, address, _identity, _mechanism, *key = gate.recv_multipart()
                     status, why = self._judge(*key)

@@ -272,6 +272,10 @@ class Channel:
             if not empty:  # a handler that raises must not take the edge of the messages behind it along
                 self._schedule_drain()
 
+    def _sender(self) -> bytes:
+        """Receive the identity of the peer whose message comes next."""
+        return self._socket.recv(zmq.NOBLOCK)
+
     def _frames(self) -> list[bytes | memoryview]:
         """Receive a message; its arrays stay where ZeroMQ has put them."""
         frames: list[bytes | memoryview] = [self._socket.recv(zmq.NOBLOCK)]
@@ -288,7 +292,7 @@ class Channel:
             if self._socket.closed:
                 return True
             try:
-                sender = self._socket.recv(zmq.NOBLOCK) if self._routed else b""
+                sender = self._sender() if self._routed else b""
                 frames = self._frames()
             except zmq.Again:
                 return True

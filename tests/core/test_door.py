@@ -67,6 +67,32 @@ def test_those_on_the_list_come_in_and_are_answered(tmp_path: Path) -> None:
     within(20, scene())
 
 
+def test_a_message_without_an_end_is_cut_off_and_counted_and_many_messages_are_not() -> None:
+    async def scene() -> None:
+        async with hall(largest=1 << 20) as made:
+            endless = Stranger(made.address)
+            await endless.say(HANDSHAKE)
+            await endless.heard(READY[:8])
+
+            async def say_more() -> None:
+                while True:
+                    await endless.say(frame(b"x" * (1 << 16), more=True))
+
+            talking = asyncio.create_task(say_more())
+            with dealer(made.address) as peer:
+                for number in range(64):  # 4 MB in all
+                    peer.send_multipart([*pack(Ack(lease_id=number))[:2], b"y" * (1 << 16)])
+                    assert isinstance(await made.inbox.get(), WireError)
+                with pytest.raises(ConnectionError):
+                    await talking
+                peer.send_multipart(pack(Ack(lease_id=1)))
+                await made.packet()
+            endless.close()
+            await made.counted(accepted=2, connected=2, endless=1, disconnected=2)
+
+    within(20, scene())
+
+
 def test_a_key_that_is_not_on_the_list_is_refused_and_counted(tmp_path: Path) -> None:
     async def scene() -> None:
         ring = KeyRing(tmp_path)
