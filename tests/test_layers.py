@@ -19,8 +19,8 @@ PACKAGES = {
 # A module of the core may import only modules of a row above its own.
 LAYERS = [
     # what everything may use
-    "busy errors lifeline log memory messages protocol section weights",
-    "algorithm_config policy_config trainer_config simulation_config",
+    "busy errors lifeline log memory messages protocol scratch section",
+    "algorithm_config policy_config trainer_config simulation_config weights",
     # records, settings, what crosses a socket
     "config episode keys model registry spaces",
     "wire",

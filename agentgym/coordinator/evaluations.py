@@ -62,6 +62,8 @@ class Evaluations:
         self._failed = failed
         self._next: tuple[int, Mapping[str, Path]] | None = None
         self._task: asyncio.Task[None] | None = None
+        for kept in self._folder.glob("step-*/"):  # of a coordinator that was killed while it was played
+            shutil.rmtree(kept)
 
     def start(self, step: int, models: Mapping[str, Path]) -> None:
         """Play a checkpoint, given by the model folders of the policies, after what is played now."""

@@ -36,8 +36,10 @@ STOP_SECONDS = 10.0
 CHANGEABLE = {
     "run": ("steps",),
     "trainer": ("nproc", "tp", "pp", "ep", "etp", "recompute", "threads"),
+    "server": ("bind",),
+    "coordinator": ("bind", "keys"),
 }
-"""By section: the settings of a run that may be others when it is resumed."""
+"""By section: the settings of a run that may be others when it is resumed: how long it goes on, and where."""
 
 
 def train(config: Config, *, resume: bool, console: Console) -> None:
@@ -51,7 +53,7 @@ def train(config: Config, *, resume: bool, console: Console) -> None:
     if resume and not (run_dir / "config.json").exists():
         raise ConfigError(f"cannot resume: there is no run in {run_dir}; start it without --resume")
     agents = _check(config)
-    _prepare(config, resume=resume)
+    prepare_run_dir(config, resume=resume)
     with _places(run_dir) as places:
         setup_logging("coordinator", file=places.logs / "coordinator.log")
         training = _Training(config, places, agents, console)
@@ -179,8 +181,12 @@ def _check(config: Config) -> list[AgentId]:
     return agents
 
 
-def _prepare(config: Config, *, resume: bool) -> None:
-    """Make the run directory, or check that a resumed run has the settings it was started with."""
+def prepare_run_dir(config: Config, *, resume: bool) -> None:
+    """Make the run directory, or check that a resumed run has the settings it was started with.
+
+    Raises:
+        ConfigError: it has not, the folder holds another run, or it cannot be written.
+    """
     run_dir = config.run_dir
     settings = run_dir / "config.json"
     if resume:
@@ -191,7 +197,7 @@ def _prepare(config: Config, *, resume: bool) -> None:
         if changed:
             raise ConfigError(
                 f"cannot resume {run_dir} with other settings: {', '.join(changed)} differ from {settings}; "
-                "only run.steps and the layout of the trainer may change"
+                "only run.steps, the layout of the trainer, and the addresses and keys of the run may change"
             )
     elif settings.exists() or (run_dir / EPISODES).exists():
         raise ConfigError(

@@ -5,7 +5,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from agentgym.errors import PolicyError
 from agentgym.policy.client import PolicyClient
 from agentgym.policy.template import ChatTokenizer
 from agentgym.policy_config import PolicyConfig
+from agentgym.scratch import scratch_folder
 from agentgym.tiny_model import init_model
 from agentgym.worker.seating import Served
 
@@ -54,8 +54,7 @@ async def local_server(model: Path, config: ServerConfig) -> AsyncIterator[Local
     Raises:
         PolicyError: the server did not start.
     """
-    with tempfile.TemporaryDirectory(prefix="agentgym-") as name:
-        scratch = Path(name)
+    with scratch_folder("server") as scratch:
         address, log = f"ipc://{scratch}/server", scratch / "server.log"
         settings = Config(
             env=EnvConfig(id="none"),
@@ -83,9 +82,9 @@ async def local_server(model: Path, config: ServerConfig) -> AsyncIterator[Local
 
 def tiny_tokenizer() -> ChatTokenizer:
     """Return the tiny model's tokenizer: scripted policies need no model, and a record of tokens all the same."""
-    with tempfile.TemporaryDirectory(prefix="agentgym-") as scratch:
-        init_model(Path(scratch) / "model")
-        return ChatTokenizer(Path(scratch) / "model")
+    with scratch_folder("tokenizer") as scratch:
+        init_model(scratch / "model")
+        return ChatTokenizer(scratch / "model")
 
 
 async def _wait_for(client: PolicyClient, address: str, process: subprocess.Popen[bytes], log: Path) -> int:

@@ -146,3 +146,12 @@ def test_a_run_writes_the_checkpoints_that_are_to_be_played(tmp_path: Path) -> N
             return [(batch.step, batch.checkpoint) for batch in trainer.batches]
 
     assert within(60, scene()) == [(1, False), (2, True), (3, False), (4, True)]
+
+
+def test_what_a_killed_coordinator_kept_of_a_checkpoint_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    folder = tmp_path / "evaluations"
+    (folder / "step-000005/learner").mkdir(parents=True)
+    (folder / "step-000005/learner/model.safetensors").write_text("weights")
+    (folder / "step-000005.jsonl").write_text("episodes")
+    Evaluations(config_of(), tmp_path, done=pytest.fail, failed=pytest.fail)
+    assert [path.name for path in folder.iterdir()] == ["step-000005.jsonl"]

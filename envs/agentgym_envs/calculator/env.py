@@ -20,7 +20,7 @@ class Calculator(ToolEnv):
     def __init__(
         self, *, max_number: int = 20, max_terms: int = 3, questions: int = 1, format_penalty: float = 0.1
     ) -> None:
-        """Take a question's largest number and most terms, how many are asked, and a turn without calls' price."""
+        """Take what questions are made of at most, how many there are, and what a turn without a call costs."""
         if max_number < 1 or max_terms < 2 or questions < 1:
             raise ConfigError(
                 f"max_number = {max_number}, max_terms = {max_terms}, questions = {questions}: needs at least 1, 2, 1"
