@@ -41,6 +41,15 @@ class TrainerConfig(Section):
     None: any age."""
     recompute: bool = False
     """Keep only the inputs of the layers, and compute the rest again in the backward pass: less memory, more time."""
+    lora_rank: Annotated[int, Field(ge=0)] = 0
+    """Rank of the low-rank adapters that are trained in place of the weights; 0: all weights are trained."""
+    lora_alpha: Annotated[float, Field(gt=0)] = 32.0
+    """What the adapters' products are multiplied by, over `lora_rank`."""
+    lora_layers: Annotated[tuple[Literal["attention", "mlp"], ...], Field(min_length=1)] = (
+        "attention",
+        "mlp",
+    )
+    """Whose matrices have adapters: the attention's, and those of the experts, or of a dense model's MLP."""
     nproc: Positive = 1
     """Processes of the trainer, each with a GPU if there are any; what `tp * pp` leaves of them is data-parallel."""
     tp: Positive = 1
@@ -74,6 +83,11 @@ class TrainerConfig(Section):
                 "gradients; leave etp out, or set ep > 1"
             )
         return self
+
+    @property
+    def lora_scale(self) -> float:
+        """What the product of an adapter's matrices is multiplied by."""
+        return self.lora_alpha / max(self.lora_rank, 1)
 
     @property
     def expert_tp(self) -> int:

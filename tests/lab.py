@@ -149,10 +149,10 @@ class Lab:
         """The folder of the weights that are served now."""
         return self.models[self.version]
 
-    def load(self, model: Path) -> None:
-        """Serve other weights from now on."""
+    def load(self, model: Path, adapters: Path | None = None) -> None:
+        """Serve other weights from now on: those of a folder, of which it may be told by adapters alone."""
         version = self.version + 1
-        self._server.load(version, model)
+        self._server.load(version, adapters or model)
         self.models[version] = model
 
     def stop(self) -> None:

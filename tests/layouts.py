@@ -15,14 +15,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from trainer_builders import EXPERTS, TOPK, samples_of
+from trainer_builders import EXPERTS, TOPK, randomize_adapters, samples_of
 
 from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.batch import Sample, pack_microbatches, share_of
 from agentgym.trainer_config import TrainerConfig
 from agentgym_trainers.megatron import parallel
 from agentgym_trainers.megatron.convert import load_hf, read_safetensors
-from agentgym_trainers.megatron.export import iter_hf
+from agentgym_trainers.megatron.export import iter_hf, stream_trained
 from agentgym_trainers.megatron.microbatch import build_microbatch
 from agentgym_trainers.megatron.model import build_model, read_config
 from agentgym_trainers.megatron.optimizer import Optimizer
@@ -42,7 +42,7 @@ LAYOUTS = {
     "dp2 tp2": {"nproc": 4, "tp": 2},
 }
 """By name. With " first" behind it, the second update replays the routes of the first; with " recompute", activations
-are computed again."""
+are computed again; with " lora", adapters are trained."""
 ALGORITHM = AlgorithmConfig(tv_threshold=0.05, kl_coefficient=0.01, entropy_coefficient=0.01)
 SETTINGS = StepSettings("dppo_tv", 0.01, updates=2)
 TEMPERATURE = 0.7
@@ -54,10 +54,12 @@ other two."""
 
 
 def trainer_of(name: str) -> TrainerConfig:
-    layout = name.removesuffix(" recompute").removesuffix(" first")
+    layout = name.removesuffix(" lora").removesuffix(" recompute").removesuffix(" first")
     return TrainerConfig(
         **LAYOUTS[layout],
-        recompute=name.endswith("recompute"),
+        recompute="recompute" in name,
+        lora_rank=4 if "lora" in name else 0,
+        lora_alpha=2.0,
         max_grad_norm=0.5,
         weight_decay=0.1,
         adam_eps=1e-3,  # so that a gradient of 1e-8, which is rounding, moves no weight by the learning rate
@@ -121,6 +123,8 @@ def take_step(name: str, folder: Path, out: Path) -> None:
     trainer = trainer_of(name)
     model = build_model(read_config(folder), torch.float32, parallel.device(), trainer)
     load_hf(model, read_safetensors(folder))
+    if trainer.lora_rank:
+        randomize_adapters(model)
     replay, optimizer = ReplayController(model), Optimizer(model, trainer)
     batch = samples()
     packed = pack_microbatches([len(s.tokens) for s in batch], TOKENS_PER_MICROBATCH, trainer.dp)
@@ -137,7 +141,7 @@ def take_step(name: str, folder: Path, out: Path) -> None:
     train_step(model, Optimizer(model, trainer), replay, microbatches, first, ALGORITHM, TEMPERATURE)
     # Clipped, all by the same factor: so their common norm is checked too.
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    found = {f"gradient.{n}": t for n, t in iter_hf(model, gradients)}
+    found = {f"gradient.{n}": t.clone() for n, t in stream_trained(model, gradients).tensors}
     metrics = train_step(model, optimizer, replay, microbatches, SETTINGS, ALGORITHM, TEMPERATURE)
     found |= {f"weight.{n}": t.clone() for n, t in iter_hf(model)}
     if dist.get_rank() == 0:

@@ -16,6 +16,7 @@ import safetensors.numpy
 import zmq
 from numpy.typing import NDArray
 
+from agentgym.adapters import DOWN, UP, adapter_metadata
 from agentgym.config import ServerConfig
 from agentgym.protocol import Drain, Error, Header, Heartbeat, Hello, Loaded, LoadWeights, Welcome
 from agentgym.tiny_model import init_model
@@ -26,6 +27,9 @@ H = TypeVar("H", bound=Header)
 
 START_SECONDS = 240.0
 """How long vLLM may take to start on a busy machine."""
+
+RANK = 4
+"""Of adapters."""
 
 # A process of its own between the test and the server, so that a test can kill the server's parent.
 PARENT = """
@@ -68,7 +72,11 @@ class RunningServer:
                 stderr=subprocess.STDOUT,
             )
         self._identity = b""
-        self.hello = self.expect(Hello, START_SECONDS)
+        try:
+            self.hello = self.expect(Hello, START_SECONDS)
+        except AssertionError:
+            self.stop()
+            raise
         self.tell(Welcome())
 
     @property
@@ -92,7 +100,9 @@ class RunningServer:
         )
 
     def load(self, version: int, model: Path) -> None:
-        self.tell(LoadWeights(version=version, path=str(model / "model.safetensors")))
+        """Load the weights of a folder, or a file."""
+        file = model / "model.safetensors" if model.is_dir() else model
+        self.tell(LoadWeights(version=version, path=str(file)))
         assert self.expect(Loaded).version == version
 
     def load_refused(self, version: int, path: Path) -> str:
@@ -190,6 +200,24 @@ def perturbed(model: Path, folder: Path, *, seed: int, scale: float = 0.05) -> P
     changed = {k: v + scale * rng.standard_normal(v.shape, np.float32) for k, v in weights.items()}
     safetensors.numpy.save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def adapted(
+    model: Path, folder: Path, *, seed: int, matrices: str = "_proj", scale: float = 0.5
+) -> tuple[Path, Path]:
+    """A file of random adapters for the matrices of a model with such names, and a copy of it with these merged in."""
+    shutil.copytree(model, folder)
+    weights = safetensors.numpy.load_file(model / "model.safetensors")
+    rng, adapters = np.random.default_rng(seed), {}
+    for name in [name for name in weights if matrices in name]:
+        rows, columns = weights[name].shape
+        down, up = (rng.normal(0, 0.3, shape).astype(np.float32) for shape in ((RANK, columns), (rows, RANK)))
+        stem = name.removesuffix(".weight")
+        adapters |= {stem + DOWN: down, stem + UP: up}
+        weights[name] = weights[name] + np.float32(scale) * (up @ down)
+    safetensors.numpy.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    safetensors.numpy.save_file(adapters, folder / "adapters.safetensors", adapter_metadata(scale, model))
+    return folder / "adapters.safetensors", folder
 
 
 @functools.lru_cache(maxsize=8)

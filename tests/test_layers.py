@@ -23,7 +23,7 @@ LAYERS = [
     "algorithm_config policy_config trainer_config simulation_config weights",
     # records, settings, what crosses a socket
     "config episode keys model registry spaces",
-    "wire",
+    "adapters wire",
     "segments",
     "batch door busy config_file episode_codec prefix ratings tensorboard",
     "metrics",
@@ -95,7 +95,7 @@ ALLOWED = {
     ),
     ("agentgym_envs", "agentgym_trainers"): "",
     ("agentgym_trainers", "agentgym"): (
-        "algorithm_config batch busy config config_file episode errors keys lifeline log model protocol "
+        "adapters algorithm_config batch busy config config_file episode errors keys lifeline log model protocol "
         "routes trainer_config weights wire"
     ),
     ("agentgym_trainers", "agentgym_envs"): "",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -14,8 +15,11 @@ from torch import Tensor
 from agentgym.batch import Sample, concatenate, sums
 from agentgym.config import Config
 from agentgym.episode import recorded_checksum
-from agentgym.protocol import BatchHeader
+from agentgym.protocol import BatchHeader, StepDone
 from agentgym_trainers.losses.terms import Owners
+from agentgym_trainers.megatron.export import stream_trained
+from agentgym_trainers.megatron.lora import load_adapters
+from agentgym_trainers.megatron.trainer import Trainer
 
 VOCABULARY, LAYERS, EXPERTS, TOPK = (
     63,
@@ -25,6 +29,8 @@ VOCABULARY, LAYERS, EXPERTS, TOPK = (
 )  # an odd vocabulary, which tensor-parallel ranks cannot divide
 ARCHITECTURES = ("Qwen3Moe", "Mixtral", "Qwen3", "Llama")
 CPU = torch.device("cpu")
+HELD = {"algorithm": {"kl_reference_coefficient": 0.1}, "warmup": {"steps": 2}}
+"""Sections of a run that is held near what its warm-up made."""
 
 
 def write_hf_model(
@@ -126,6 +132,27 @@ def config_of(model: Path, **sections: dict[str, Any]) -> Config:
     )
 
 
+def trainer_of(
+    folder: Path,
+    model: Path,
+    *,
+    resume: Path | None = None,
+    sections: dict[str, dict[str, object]] | None = None,
+    **trainer: object,
+) -> Trainer:
+    config = config_of(model, trainer=trainer, **(sections or {}))
+    exchange = folder / "exchange"
+    exchange.mkdir(parents=True, exist_ok=True)
+    return Trainer(
+        config, policy="learner", exchange=exchange, checkpoints=folder / "checkpoints", resume=resume
+    )
+
+
+def train(trainer: Trainer, step: int, **fields: object) -> StepDone:
+    header, arrays = batch_of(samples_of((12, 7, 9), seed=step), step=step, updates=2, **fields)
+    return trainer.train(header, arrays)
+
+
 class ForcedGate(torch.nn.Module):
     """A transformers router that sends token t to `routes[t]` [tokens, k]; 255: to its own choice."""
 
@@ -186,3 +213,13 @@ class Reference:
 
 def relative_difference(found: Tensor, expected: Tensor) -> float:
     return ((found - expected).norm() / (expected.norm() + 1e-9)).item()
+
+
+def randomize_adapters(model: Any, seed: int = 0) -> dict[str, Tensor]:
+    """Give the adapters of a model values that matter, the same in any layout, and return those of a file on rank 0."""
+    drawn = {}
+    for name, shape in stream_trained(model).shapes.items():
+        generator = torch.Generator().manual_seed(crc32(f"{seed} {name}".encode()))
+        drawn[name] = 0.1 * torch.randn(shape, generator=generator)
+    load_adapters(model, drawn)
+    return {name: tensor.clone() for name, tensor in stream_trained(model).tensors}

@@ -29,6 +29,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from agentgym.adapters import adapter_scale, check_adapters, check_base
 from agentgym.busy import forget_startup
 from agentgym.config import ServerConfig
 from agentgym.errors import ModelError, PolicyError
@@ -62,15 +63,14 @@ class Answer:
 class Engine:
     """One vLLM engine with the weights of one version at a time."""
 
-    def __init__(
-        self, llm: AsyncLLM, info: ModelInfo, config: ServerConfig, shapes: dict[str, list[int]]
-    ) -> None:
+    def __init__(self, llm: AsyncLLM, info: ModelInfo, config: ServerConfig, model: Path) -> None:
         """Wrap an engine that runs; use `start`."""
         self.llm = llm
         """vLLM's own engine; requests made there directly have no version spans."""
         self._info = info
         self._config = config
-        self._shapes = shapes
+        self._model = model
+        self._shapes = model_shapes(model)
         self._version = 0
         self._loads = 0
         """Weight updates so far: unlike versions, which are loaded again after a resume or by a pool, none repeats."""
@@ -98,7 +98,7 @@ class Engine:
         llm = AsyncLLM.from_vllm_config(settings, disable_log_stats=True)
         await llm.collective_rpc("agentgym_attach")
         forget_startup()
-        return cls(llm, info, config, model_shapes(model))
+        return cls(llm, info, config, model)
 
     @property
     def version(self) -> int:
@@ -197,21 +197,23 @@ class Engine:
     async def load_weights(self, version: int, path: Path) -> None:
         """Replace the weights between two engine steps; requests that run go on with the new ones.
 
+        A file of adapters stands for the weights of the engine's model folder with these in them; the folder is read
+        again.
+
         With `kv_on_update = "recompute"` their keys and values are computed anew, so that every later token
         has exactly the new weights' probability; with "keep" the old ones are still attended to.
 
         Raises:
-            ModelError: the file or folder does not hold this model's weights; nothing was changed.
+            ModelError: the file or folder does not hold this model's weights or adapters; nothing was changed.
         """
-        self._check_file(path)
+        files = self._files(path)
         recompute = self._config.kv_on_update == "recompute"
         async with self._updating:
             if recompute:
                 await self.llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
             # Requests made from here on reach vLLM behind the reload: they travel through the same pipe.
             self._version, self._loads = version, self._loads + 1
-            files = [str(file) for file in weight_files(path)]
-            [counts] = await self.llm.collective_rpc("agentgym_load_weights", args=(files,))
+            [counts] = await self.llm.collective_rpc("agentgym_load_weights", args=files)
             # vLLM appends a hyphen and a random suffix to our request ids.
             sampled = {name.rpartition("-")[0]: count for name, count in counts.items()}
             for name, spans in self._spans.items():
@@ -241,9 +243,14 @@ class Engine:
         if any(not 0 <= token < vocabulary for token in sampling.stop_token_ids):
             raise PolicyError(f"stop_token_ids = {sampling.stop_token_ids} are outside 0 to {vocabulary - 1}")
 
-    def _check_file(self, path: Path) -> None:
+    def _files(self, path: Path) -> tuple[list[str], str | None]:
+        """Return the files that hold all weights, and the one of adapters that are to be in them."""
         # A load that fails half-way leaves a broken model behind, so everything is compared before.
-        found = model_shapes(path)
+        found, adapters = model_shapes(path), None
+        if adapter_scale(path) is not None:
+            check_adapters(path, found, self._shapes)
+            check_base(path, self._model)
+            adapters, path, found = str(path), self._model, model_shapes(self._model)
         wrong = [name for name in {**self._shapes, **found} if found.get(name) != self._shapes.get(name)]
         if wrong:
             name = min(wrong)
@@ -251,6 +258,7 @@ class Engine:
                 f"{path} does not hold this model's weights: {len(wrong)} tensors differ, first {name} "
                 f"(found {found.get(name)}, expected {self._shapes.get(name)}); the old weights stay"
             )
+        return [str(file) for file in weight_files(path)], adapters
 
     def _routes(self, rows: NDArray[Any] | None) -> NDArray[np.unsignedinteger[Any]] | None:
         if not self._info.num_experts or rows is None:

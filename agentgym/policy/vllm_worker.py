@@ -14,6 +14,7 @@ from safetensors import safe_open
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
+from agentgym.adapters import DOWN, SCALE, UP, merged
 from agentgym.policy.vllm_plugin import repack_tied_head
 
 REMEMBERED = 4096
@@ -25,6 +26,7 @@ class WeightLoader:
 
     model_runner: Any
     model_config: Any
+    device: torch.device
 
     def agentgym_attach(self) -> None:
         """Remember finished requests from now on; called once, before the first request."""
@@ -33,8 +35,10 @@ class WeightLoader:
         logging.getLogger(initialize_layerwise_reload.__module__).setLevel(logging.ERROR)
         self.model_runner.requests = Requests(self.model_runner.requests)
 
-    def agentgym_load_weights(self, paths: list[str]) -> dict[str, int]:
+    def agentgym_load_weights(self, paths: list[str], adapters: str | None) -> dict[str, int]:
         """Load safetensors files with Hugging Face names in place of the current weights.
+
+        A file of adapters is merged into them on the way, on the device of the model.
 
         Returns:
             By request id of the engine: the tokens sampled so far, all of them with the old weights. Requests
@@ -43,7 +47,10 @@ class WeightLoader:
         model = self.model_runner.get_model()
         with torch.no_grad():
             initialize_layerwise_reload(model)
-            model.load_weights(_tensors(paths))
+            tensors = _tensors(paths)
+            if adapters is not None:
+                tensors = _adapted(tensors, adapters, self.device, self.model_config.dtype)
+            model.load_weights(tensors)
             finalize_layerwise_reload(model, self.model_config)
         if current_platform.is_cpu():
             repack_tied_head(model)
@@ -56,6 +63,20 @@ def _tensors(paths: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
         with safe_open(path, "pt") as weights:
             for name in weights.keys():  # noqa: SIM118
                 yield name, weights.get_tensor(name)
+
+
+def _adapted(
+    tensors: Iterator[tuple[str, torch.Tensor]], path: str, device: torch.device, dtype: torch.dtype
+) -> Iterator[tuple[str, torch.Tensor]]:
+    with safe_open(path, "pt", str(device)) as opened:
+        scale, names = float(opened.metadata()[SCALE]), set(opened.keys())
+        for name, tensor in tensors:
+            down, up = (name.removesuffix(".weight") + ending for ending in (DOWN, UP))
+            if down in names:
+                pair = opened.get_tensor(down), opened.get_tensor(up)
+                yield name, merged(tensor.to(device), *pair, scale).to(dtype)
+            else:
+                yield name, tensor
 
 
 class Requests(dict[str, Any]):

@@ -369,6 +369,20 @@ def test_layouts_that_would_go_wrong_are_refused(layout: dict[str, int], message
         TrainerConfig(**layout)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lora_rank": -1}, "lora_rank\n.*greater than or equal to 0"),
+        ({"lora_alpha": 0}, "lora_alpha\n.*greater than 0"),
+        ({"lora_layers": []}, "lora_layers\n.*at least 1 item"),
+        ({"lora_layers": ["router"]}, "lora_layers.0\n.*'attention' or 'mlp'"),
+    ],
+)
+def test_adapters_that_make_no_sense_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TrainerConfig(**settings)  # type: ignore[arg-type]
+
+
 def test_what_tensor_and_pipeline_ranks_leave_divides_the_batch() -> None:
     assert TrainerConfig(nproc=8, tp=2, pp=2, ep=2, etp=1).dp == 2
     assert TrainerConfig(nproc=4, tp=2, ep=2).expert_tp == 2

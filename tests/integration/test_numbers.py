@@ -243,6 +243,38 @@ def test_tokens_are_of_the_version_that_is_recorded_while_weights_change_under_t
     assert share < 0.01
 
 
+@pytest.mark.usefixtures("episodes")
+def test_what_a_trainer_of_adapters_sends_is_what_it_trains(
+    lab: Lab, episodes: list[Episode], tmp_path: Path
+):
+    """Over two steps, each played with what the step before sent, and nothing but adapters was sent."""
+    settings = {"lora_rank": 8, "max_grad_norm": 1e9}
+    trainer = Trainer(
+        config_of(lab.models[0], trainer=settings), policy="learner", exchange=tmp_path, checkpoints=tmp_path
+    )
+    header, arrays = batch_message(episodes, version=0)
+    asked = {"learning_rate": 0.05, "updates": 3, "publish": True, "checkpoint": True}
+    for _ in range(2):
+        done = trainer.train(header.model_copy(update=asked), arrays)
+        sent, whole = Path(done.weights), Path(done.checkpoint) / "model/model.safetensors"
+        _logger.info("%d bytes instead of %d", sent.stat().st_size, whole.stat().st_size)
+        lab.load(Path(done.checkpoint) / "model", adapters=sent)
+        trainer.step = lab.version  # the lab loaded other weights before
+        played = within(120, lab.play(GUESSING))
+        header, arrays = batch_message(played, lab.version)
+        differences = [
+            np.abs(trajectory.logprobs - reference(lab.model, trajectory))[sampled(trajectory)]
+            for trajectory in trajectories_of(played)
+        ]
+        assert all((difference <= 1e-5).all() for difference in differences)
+        ours, rollout = trainer_logprobs(lab.model, header, arrays, dtype=torch.float32, replayed=True)
+        assert (ours - rollout).abs().max() <= 1e-4
+    metrics = trainer.train(header, arrays).metrics
+    _logger.info("largest difference to the trainer's own model %.2e", metrics["mismatch_max"])
+    assert metrics["mismatch_max"] <= 1e-4
+    assert metrics["route_coverage"] == 1
+
+
 def test_a_batch_is_trained_as_its_workers_recorded_it_or_not_at_all(
     lab: Lab, episodes: list[Episode], tmp_path: Path
 ):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from policy_builders import RunningServer, dense_tied_model, perturbed, reference_logprobs
+from policy_builders import RunningServer, adapted, dense_tied_model, perturbed, reference_logprobs
 
 from agentgym.policy.client import Completion, PolicyClient, Sampling
 from agentgym.protocol import Heartbeat
@@ -44,6 +44,13 @@ def test_a_tied_output_layer_follows_live_updates(server: RunningServer, tmp_pat
         for answer in asyncio.run(together(server, [PROMPT] * 3, Sampling(max_tokens=30))):
             assert np.abs(answer.logprobs - reference_logprobs(model, PROMPT, answer.tokens)).max() <= 1e-5
             assert answer.versions.tolist() == [version] * 30
+
+
+def test_adapters_leave_a_tied_output_layer_right(server: RunningServer, tmp_path: Path):
+    file, merged = adapted(server.model, tmp_path / "v1", seed=1)
+    server.load(1, file)
+    for answer in asyncio.run(together(server, [PROMPT] * 3, Sampling(max_tokens=30))):
+        assert np.abs(answer.logprobs - reference_logprobs(merged, PROMPT, answer.tokens)).max() <= 1e-5
 
 
 def test_kept_keys_and_values_leave_the_switch_exact(server: RunningServer, tmp_path: Path):

@@ -14,13 +14,16 @@ import pytest
 import zmq
 from policy_builders import (
     RunningServer,
+    adapted,
     gone,
     moe_model,
     perturbed,
     reference_logprobs,
     same_routes,
 )
+from safetensors.numpy import load_file, save_file
 
+from agentgym.adapters import DOWN, UP, adapter_metadata
 from agentgym.errors import PolicyError
 from agentgym.policy.client import Completion, PolicyClient, Sampling
 from agentgym.protocol import Error, Healthy, Loaded, LoadWeights
@@ -142,6 +145,37 @@ def test_a_file_with_other_weights_is_refused_and_nothing_changes(server: Runnin
     assert "no weight file" in server.load_refused(6, tmp_path / "missing.safetensors")
     answer = complete(server, PROMPT, Sampling(max_tokens=10))
     assert answer.versions.tolist() == [5] * 10
+
+
+def test_adapters_stand_for_the_model_folders_weights_with_them_in(server: RunningServer, tmp_path: Path):
+    # Other weights are loaded before: nothing of them is left, nor of the adapters before.
+    server.load(7, perturbed(server.model, tmp_path / "v7", seed=7))
+    for version, matrices in ((8, "_proj"), (9, "o_proj")):
+        file, merged = adapted(server.model, tmp_path / f"v{version}", seed=version, matrices=matrices)
+        assert file.stat().st_size < (merged / "model.safetensors").stat().st_size / 2
+        server.load(version, file)
+        answer = complete(server, PROMPT, Sampling(max_tokens=40))
+        assert answer.versions.tolist() == [version] * 40
+        assert np.abs(answer.logprobs - reference_logprobs(merged, PROMPT, answer.tokens)).max() <= 1e-5
+        assert answer.routes is not None
+        assert same_routes(answer.routes, merged, [*PROMPT, *answer.tokens.tolist()])
+
+
+def test_adapters_of_another_model_are_refused_and_nothing_changes(server: RunningServer, tmp_path: Path):
+    name = "model.layers.0.self_attn.o_proj"
+    rows, columns = load_file(server.model / "model.safetensors")[name + ".weight"].shape
+
+    def refused(base: Path = server.model, **shapes: tuple[int, int]) -> str:
+        tensors = {key: np.zeros(shape, np.float32) for key, shape in shapes.items()}
+        save_file(tensors, tmp_path / "adapters.safetensors", adapter_metadata(1.0, base))
+        return server.load_refused(10, tmp_path / "adapters.safetensors")
+
+    assert "adapts no matrix" in refused(**{"model.layers.7.self_attn.o_proj" + DOWN: (4, columns)})
+    assert "do not fit" in refused(**{name + DOWN: (4, columns), name + UP: (rows, 3)})
+    other = perturbed(server.model, tmp_path / "other", seed=0)
+    assert "other weights than" in refused(other, **{name + DOWN: (4, columns), name + UP: (rows, 4)})
+    assert "B None for" in refused(**{name + DOWN: (4, columns)})
+    assert complete(server, PROMPT, Sampling(max_tokens=3)).versions.tolist() == [9] * 3
 
 
 def test_a_prompt_that_does_not_fit_is_refused(server: RunningServer):

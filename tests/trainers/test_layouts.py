@@ -21,7 +21,8 @@ SCRIPT = Path(__file__).parents[1] / "layouts.py"
 PRECISION = 1e-5
 PAIRS = ["dp2", "tp2", "ep2", "pp2", "tp2 ep2"]
 TWO = [*PAIRS, *(f"{name} recompute" for name in PAIRS), "pp2 first", "tp2 ep2 first recompute"]
-FOUR = ["tp2 pp2", "pp2 ep2", "dp2 tp2"]
+ADAPTED = ["tp2 lora", "ep2 lora", "tp2 ep2 lora", "pp2 recompute lora"]
+FOUR = ["tp2 pp2", "pp2 ep2", "dp2 tp2", "tp2 pp2 lora", "pp2 ep2 lora"]
 
 
 @dataclass
@@ -55,9 +56,9 @@ def in_ranks(ranks: int, model: Path, out: Path, names: list[str]) -> None:
 def folder(hf_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one rank wrote, without recompute and with it, and two ranks in all layouts."""
     out = tmp_path_factory.mktemp("layouts")
-    for name in ("one", "one recompute", "one first"):
+    for name in ("one", "one recompute", "one first", "one lora", "one recompute lora"):
         take_step(name, hf_model("Qwen3Moe"), out)
-    in_ranks(2, hf_model("Qwen3Moe"), out, TWO)
+    in_ranks(2, hf_model("Qwen3Moe"), out, TWO + ADAPTED)
     return out
 
 
@@ -81,6 +82,11 @@ def test_the_ranks_get_different_numbers_of_tokens_and_of_microbatches():
     packed = pack_microbatches(LENGTHS, TOKENS_PER_MICROBATCH, 2)
     shares = [share_of(rank, 2, packed) for rank in (0, 1)]
     assert [[sum(LENGTHS[n] for n in indices) for indices in share] for share in shares] == [[25, 0], [20, 7]]
+
+
+@pytest.mark.parametrize("name", ["one recompute lora", *ADAPTED])
+def test_a_layout_takes_the_step_of_adapters_that_one_rank_takes(folder: Path, name: str):
+    check(read(folder / f"{name}.safetensors"), read(folder / "one lora.safetensors"))
 
 
 def test_one_rank_takes_the_step_of_a_loop_in_transformers(hf_model: Callable[..., Path], folder: Path):
@@ -110,7 +116,8 @@ def test_one_rank_takes_the_step_of_a_loop_in_transformers(hf_model: Callable[..
 def test_layouts_of_four_ranks_take_the_step_that_one_rank_takes(hf_model: Callable[..., Path], folder: Path):
     in_ranks(4, hf_model("Qwen3Moe"), folder, FOUR)
     for name in FOUR:
-        check(read(folder / f"{name}.safetensors"), read(folder / "one.safetensors"))
+        one = "one lora" if name.endswith("lora") else "one"
+        check(read(folder / f"{name}.safetensors"), read(folder / f"{one}.safetensors"))
 
 
 def test_a_tied_embedding_learns_at_both_ends_of_a_pipeline(hf_model: Callable[..., Path], tmp_path: Path):

@@ -139,7 +139,7 @@ def test_a_reference_holds_the_policy_where_it_was(hf_model: Callable[..., Path]
             | {"kl_reference_estimator": "k3" if place == "loss" else "k1"}
         )
         training = Training(folder)
-        kept = FrozenPolicy(folder, torch.float32, CPU)
+        kept = FrozenPolicy.load(folder, torch.float32, CPU, TRAINER)
         metrics = [
             training.step([samples[:2], samples[2:]], loss="ppo_clip", algorithm=algorithm, reference=kept)
             for _ in range(8)
@@ -153,7 +153,7 @@ def test_a_reference_holds_the_policy_where_it_was(hf_model: Callable[..., Path]
 def test_the_divergence_in_the_reward_is_that_of_this_and_the_later_tokens(hf_model: Callable[..., Path]):
     samples = samples_of(LENGTHS, routes=False)
     folder, other = hf_model("Qwen3"), hf_model("Qwen3", seed=1)
-    training, kept = Training(folder), FrozenPolicy(other, torch.float32, CPU)
+    training, kept = Training(folder), FrozenPolicy.load(other, torch.float32, CPU, TRAINER)
     algorithm = AlgorithmConfig(
         loss="reinforce", kl_reference_coefficient=0.5, kl_reference_estimator="k1", kl_reference_in="reward"
     )

@@ -6,33 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from trainer_builders import batch_of, config_of, read_hf_model, samples_of
+from trainer_builders import HELD, batch_of, read_hf_model, samples_of, train, trainer_of
 
 from agentgym.errors import IntegrityError, ModelError
 from agentgym_trainers.megatron import checkpoint
 from agentgym_trainers.megatron.convert import read_safetensors
-from agentgym_trainers.megatron.trainer import Trainer
-
-
-def trainer_of(
-    folder: Path,
-    model: Path,
-    *,
-    resume: Path | None = None,
-    sections: dict[str, dict[str, object]] | None = None,
-    **trainer: object,
-) -> Trainer:
-    config = config_of(model, trainer=trainer, **(sections or {}))
-    exchange = folder / "exchange"
-    exchange.mkdir(exist_ok=True)
-    return Trainer(
-        config, policy="learner", exchange=exchange, checkpoints=folder / "checkpoints", resume=resume
-    )
-
-
-def train(trainer: Trainer, step: int, **fields: object):
-    header, arrays = batch_of(samples_of((12, 7, 9), seed=step), step=step, updates=2, **fields)
-    return trainer.train(header, arrays)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -175,9 +153,6 @@ def test_a_batch_of_another_step_is_refused(hf_model: Callable[..., Path], tmp_p
     header, arrays = batch_of(samples_of((12,)), step=5)
     with pytest.raises(IntegrityError, match="step 5 after step 0"):
         trainer_of(tmp_path, hf_model("Qwen3")).train(header, arrays)
-
-
-HELD = {"algorithm": {"kl_reference_coefficient": 0.1}, "warmup": {"steps": 2}}
 
 
 def test_the_reference_is_what_the_warm_up_made_and_a_resumed_run_has_the_same(

@@ -2,10 +2,12 @@
 
     CHECKPOINTS/step-000012/
         model/               a Hugging Face folder: model.safetensors, and the config and tokenizer of the
-        run's model optimizer.safetensors rng.safetensors trainer.json         format, step and updates
+        run's model
+        adapters.safetensors where adapters are trained: they alone; the model has them in its weights
+        optimizer.safetensors rng.safetensors trainer.json         format, step and updates
         coordinator.json     the coordinator's own state
     CHECKPOINTS/latest       the name of the newest folder
-    CHECKPOINTS/reference/   the model that reinforcement learning began with, where a loss asks for it
+    CHECKPOINTS/reference/   where a loss asks for it: the model, or the adapters, that the steps began with
 
 A checkpoint is written under another name, synced to the disk and renamed; `latest` moves after that. No file
 can run code when it is read: tensors are safetensors, everything else is JSON.
@@ -30,6 +32,7 @@ from agentgym_trainers.megatron.export import Stream, write_safetensors
 FORMAT = 2
 LATEST = "latest"
 MODEL = "model"
+ADAPTERS = "adapters.safetensors"
 REFERENCE = "reference"
 
 
@@ -39,6 +42,7 @@ def save_checkpoint(
     *,
     weights: Stream,
     optimizer: Stream,
+    adapters: Stream | None = None,
     updates: int,
     coordinator: Mapping[str, Any],
     model_folder: Path,
@@ -53,8 +57,8 @@ def save_checkpoint(
     of a run that was left when it went on from before them.
     """
     if dist.get_rank() != 0:
-        write_safetensors(folder, weights)
-        write_safetensors(folder, optimizer)
+        for stream in filter(None, (weights, adapters, optimizer)):
+            write_safetensors(folder, stream)
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{step:06d}"
@@ -62,6 +66,8 @@ def save_checkpoint(
     partial.mkdir(mode=0o700)
     with _removed_on_failure(partial):
         _write_model(partial / MODEL, weights, model_folder)
+        if adapters is not None:
+            write_safetensors(partial / ADAPTERS, adapters)
         write_safetensors(partial / "optimizer.safetensors", optimizer)
         save_file({"cpu": torch.get_rng_state()}, partial / "rng.safetensors")
         (partial / "trainer.json").write_text(
@@ -78,8 +84,8 @@ def save_checkpoint(
     return final
 
 
-def save_reference(folder: Path, weights: Stream, model_folder: Path) -> None:
-    """Write the Hugging Face folder of the model that reinforcement learning begins with.
+def save_reference(folder: Path, weights: Stream, model_folder: Path | None) -> None:
+    """Write what reinforcement learning begins with: a Hugging Face folder, or without `model_folder` the adapters.
 
     All ranks must call it, and find it complete when it returns.
     """
@@ -89,7 +95,11 @@ def save_reference(folder: Path, weights: Stream, model_folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         final, partial = folder / REFERENCE, folder / f".{REFERENCE}.{os.getpid()}.partial"
         with _removed_on_failure(partial):
-            _write_model(partial, weights, model_folder)
+            if model_folder is None:
+                partial.mkdir()
+                write_safetensors(partial / ADAPTERS, weights)
+            else:
+                _write_model(partial, weights, model_folder)
             _sync_tree(partial)
         _remove(final)  # of a run that was left
         partial.rename(final)
@@ -123,6 +133,20 @@ def read_progress(checkpoint: Path) -> tuple[int, int]:
 def read_optimizer(checkpoint: Path) -> dict[str, Tensor]:
     """Return the optimizer's tensors of a checkpoint."""
     return dict(load_file(checkpoint / "optimizer.safetensors"))
+
+
+def read_adapters(folder: Path) -> dict[str, Tensor]:
+    """Return the adapters of a checkpoint, or of the reference.
+
+    Raises:
+        ModelError: there are none.
+    """
+    path = folder / ADAPTERS
+    if not path.is_file():
+        raise ModelError(
+            f"{folder} has no {ADAPTERS}: all weights were trained there; set trainer.lora_rank = 0"
+        )
+    return dict(load_file(path))
 
 
 def restore_rng(checkpoint: Path) -> None:

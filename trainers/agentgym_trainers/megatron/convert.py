@@ -12,7 +12,7 @@ between them, so that both directions come from the same table. With tensor para
 along one axis, and a rank's parameter is made of its pieces.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,8 @@ from torch import Tensor
 from agentgym.errors import ModelError
 
 ROWS, COLUMNS = 0, 1
+ADAPTERS = (".lora_a", ".lora_b")
+"""How the names of parameters end that are beside the model's own; see `lora`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,8 @@ def load_hf(model: GPTModel, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         ModelError: a tensor is missing, has a wrong shape, or belongs to no part of the model.
     """
-    used = fill(model, dict(model.named_parameters()), tensors)
+    targets = {name: p for name, p in model.named_parameters() if not name.endswith(ADAPTERS)}
+    used = fill(entries(model), targets, tensors)
     unused = tensors.keys() - used
     if model.share_embeddings_and_output_weights:
         unused -= {"lm_head.weight"}  # some folders keep the tied copy
@@ -123,15 +126,15 @@ def load_hf(model: GPTModel, tensors: Mapping[str, Tensor]) -> None:
         raise ModelError(f"weights without a place: {sorted(unused)[:3]}")
 
 
-def fill(model: GPTModel, targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> set[str]:
-    """Fill this rank's tensors, one per parameter of the model, and return the names that the whole model uses.
+def fill(table: Iterable[Entry], targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> set[str]:
+    """Fill this rank's tensors of a table, given by parameter, and return the names that the whole table uses.
 
     Raises:
-        ModelError: a tensor is missing or has a wrong shape, or a parameter has no weights.
+        ModelError: a tensor is missing or has a wrong shape, or the table lacks a target.
     """
     left = dict(targets)
     used: set[str] = set()
-    for entry in entries(model):
+    for entry in table:
         used.update(entry.sources)
         missing = [name for name in entry.sources if name not in tensors]
         if missing:

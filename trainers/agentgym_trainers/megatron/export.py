@@ -4,8 +4,8 @@ No rank ever holds more than its own part of the model and the tensor that is on
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 from agentgym_trainers.megatron.convert import Entry, entries
+from agentgym_trainers.megatron.lora import Merged, trained_entries
 from agentgym_trainers.megatron.parallel import device, from_all
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
@@ -30,33 +31,50 @@ class Stream:
     shapes: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
     tensors: Iterator[tuple[str, Tensor]]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """What a file says of them."""
 
 
-def iter_hf(model: GPTModel, values: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
-    """Yield (Hugging Face name, whole tensor) on rank 0, contiguous and without gradient; all ranks must iterate.
+def iter_hf(model: GPTModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield (Hugging Face name, whole tensor) on rank 0, contiguous and without gradient; all ranks must iterate."""
+    return stream_hf(model).tensors
 
-    `values` are this rank's tensors by parameter, of the parameters' shapes; by default the parameters.
+
+def stream_hf(model: GPTModel) -> Stream:
+    """Return what `iter_hf` yields with the shapes of all of it: the weights, with adapters in them.
+
+    All ranks must call it.
     """
-    return stream_hf(model, values).tensors
+    return _stream(model, list(entries(model)), Merged(model), model.config.params_dtype)
 
 
-def stream_hf(model: GPTModel, values: Mapping[str, Tensor] | None = None) -> Stream:
-    """Return what `iter_hf` yields with the shapes of all of it; all ranks must call it."""
+def stream_trained(model: GPTModel, values: Mapping[str, Tensor] | None = None) -> Stream:
+    """Return a tensor for each trained parameter, of the parameters' shapes; all ranks must call it.
+
+    `values` are this rank's, by parameter; by default the parameters. Names are Hugging Face's, or those of
+    `agentgym.adapters`.
+    """
     if values is None:
         values = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return _stream(model, list(trained_entries(model)), values, next(iter(values.values())).dtype)
+
+
+def _stream(
+    model: GPTModel, table: Sequence[Entry], values: Mapping[str, Tensor], dtype: torch.dtype
+) -> Stream:
+    parameters = dict(model.named_parameters())
     mine: dict[str, tuple[int, ...]] = {}
-    for entry in entries(model):
+    for entry in table:
         if entry.here and not entry.copy:
-            mine |= _whole_shapes(entry, values[entry.parameter])
+            mine |= _whole_shapes(entry, parameters[entry.parameter].shape)
     everyone = from_all(mine)
     shapes: dict[str, tuple[int, ...]] = {}
     owners: dict[str, int] = {}
-    for entry in entries(model):
+    for entry in table:
         for name in () if entry.copy else entry.sources:
             owners[name] = next(rank for rank, names in enumerate(everyone) if name in names)
             shapes[name] = tuple(everyone[owners[name]][name])
-    dtype = next(iter(values.values())).dtype
-    return Stream(shapes, dtype, _tensors(model, values, shapes, owners))
+    return Stream(shapes, dtype, _tensors(table, values, shapes, owners, dtype))
 
 
 def prefixed(streams: Mapping[str, Stream]) -> Stream:
@@ -75,7 +93,7 @@ def write_safetensors(path: Path, stream: Stream) -> None:
             pass
         return
     size = torch.empty(0, dtype=stream.dtype).element_size()
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **stream.metadata}}
     end = 0
     for name, shape in stream.shapes.items():
         start, end = end, end + size * torch.Size(shape).numel()
@@ -90,9 +108,9 @@ def write_safetensors(path: Path, stream: Stream) -> None:
             file.write(tensor.cpu().view(torch.uint8).numpy().data)
 
 
-def _whole_shapes(entry: Entry, value: Tensor) -> dict[str, tuple[int, ...]]:
+def _whole_shapes(entry: Entry, mine: Sequence[int]) -> dict[str, tuple[int, ...]]:
     shapes = {}
-    for name, piece in zip(entry.sources, entry.split(torch.empty(value.shape, device="meta")), strict=True):
+    for name, piece in zip(entry.sources, entry.split(torch.empty(mine, device="meta")), strict=True):
         shape = list(piece.shape)
         if entry.axis is not None:
             shape[entry.axis] = shape[entry.axis] * entry.group.size() - entry.padding
@@ -101,13 +119,14 @@ def _whole_shapes(entry: Entry, value: Tensor) -> dict[str, tuple[int, ...]]:
 
 
 def _tensors(
-    model: GPTModel,
+    table: Sequence[Entry],
     values: Mapping[str, Tensor],
     shapes: Mapping[str, tuple[int, ...]],
     owners: Mapping[str, int],
+    dtype: torch.dtype,
 ) -> Iterator[tuple[str, Tensor]]:
     rank = dist.get_rank()
-    for entry in entries(model):
+    for entry in table:
         if entry.copy:
             continue
         owner = owners[entry.sources[0]]  # the first of the ranks among which the tensor is divided
@@ -116,7 +135,7 @@ def _tensors(
         for number, name in enumerate(entry.sources):
             whole = _whole(entry, pieces[number].contiguous()) if gathers else None
             if owner != 0 and rank == 0:
-                whole = torch.empty(shapes[name], dtype=next(iter(values.values())).dtype, device=device())
+                whole = torch.empty(shapes[name], dtype=dtype, device=device())
                 dist.recv(whole, owner)
             elif owner == rank != 0 and whole is not None:
                 dist.send(whole, 0)

@@ -18,6 +18,11 @@ def is_expert(parameter: Parameter) -> bool:
     return not getattr(parameter, "allreduce", True)
 
 
+def is_shared(parameter: Parameter) -> bool:
+    """Say whether tensor-parallel ranks have the whole of a parameter, and each saw a share of the tokens or heads."""
+    return getattr(parameter, "sequence_parallel", False)
+
+
 def is_tied_copy(model: GPTModel, parameter: Parameter) -> bool:
     """Say whether a parameter is the copy of the embedding that the last of several pipeline stages projects with."""
     return (
@@ -28,16 +33,16 @@ def is_tied_copy(model: GPTModel, parameter: Parameter) -> bool:
 
 
 def sum_over_ranks(model: GPTModel) -> None:
-    """Make the gradients of this rank those of the whole batch; a parameter without one gets zeros."""
-    parameters = list(model.parameters())
+    """Make the gradients of this rank those of the whole batch; a trained parameter without one gets zeros."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     if model.share_embeddings_and_output_weights and model.pre_process != model.post_process:
         _sum([model.shared_embedding_or_output_weight()], parallel_state.get_embedding_group())
-    # Of these each tensor-parallel rank saw only its share of the tokens, or of the heads.
-    shared = [p for p in parameters if getattr(p, "sequence_parallel", False)]
-    _sum(shared, parallel_state.get_tensor_model_parallel_group())
+    shared = [p for p in parameters if is_shared(p)]
+    _sum([p for p in shared if not is_expert(p)], parallel_state.get_tensor_model_parallel_group())
+    _sum([p for p in shared if is_expert(p)], parallel_state.get_expert_tensor_parallel_group())
     _sum([p for p in parameters if not is_expert(p)], parallel_state.get_data_parallel_group())
     _sum([p for p in parameters if is_expert(p)], parallel_state.get_expert_data_parallel_group())
 
@@ -55,10 +60,12 @@ def _sum(parameters: list[Parameter], group: dist.ProcessGroup) -> None:
 def norm(model: GPTModel, gradients: Mapping[Parameter, Tensor]) -> float:
     """Return the norm of the gradient of the whole model, each parameter counted once."""
     first = parallel_state.get_tensor_model_parallel_rank() == 0
+    first_of_experts = parallel_state.get_expert_tensor_parallel_rank() == 0
     dense, experts = [], []
     for parameter, gradient in gradients.items():
         if is_expert(parameter):
-            experts.append(gradient)
+            if first_of_experts or not is_shared(parameter):
+                experts.append(gradient)
         elif (first or getattr(parameter, "tensor_model_parallel", False)) and not is_tied_copy(
             model, parameter
         ):

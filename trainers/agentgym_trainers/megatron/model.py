@@ -18,6 +18,7 @@ from torch import Tensor
 from agentgym.errors import ModelError
 from agentgym.model import check_layout
 from agentgym.trainer_config import TrainerConfig
+from agentgym_trainers.megatron.lora import freeze
 from agentgym_trainers.megatron.spec import Rope, layer_spec
 
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -206,16 +207,18 @@ def build_model(
 ) -> GPTModel:
     """Return this rank's part of the model with arbitrary weights, in training mode, on the device.
 
-    Its layout is that of `trainer`, in which `parallel.process_groups` connected the ranks; None: one rank.
+    Its layout is that of `trainer`, in which `parallel.process_groups` connected the ranks; None: one rank. With
+    `trainer.lora_rank` only its adapters, which are zero, are to be trained.
 
     Raises:
-        ModelError: the ranks cannot divide the model.
+        ModelError: the ranks cannot divide the model, or its matrices are too small for the adapters.
     """
-    config = transformer_config(fields, dtype, trainer or TrainerConfig())
+    trainer = trainer or TrainerConfig()
+    config = transformer_config(fields, dtype, trainer)
     theta = rope_theta(fields)
     model = Model(
         config,
-        layer_spec(config),
+        layer_spec(config, trainer),
         vocab_size=fields["vocab_size"] + -fields["vocab_size"] % config.tensor_model_parallel_size,
         max_sequence_length=fields["max_position_embeddings"],
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -225,6 +228,8 @@ def build_model(
         share_embeddings_and_output_weights=bool(fields.get("tie_word_embeddings", False)),
     )
     model.architecture, model.words = fields["architectures"][0], fields["vocab_size"]
+    if trainer.lora_rank:
+        freeze(model, trainer)
     model.rotary_pos_emb = Rope(
         kv_channels=config.kv_channels, rotary_percent=1.0, rotary_base=theta, use_cpu_initialization=True
     )

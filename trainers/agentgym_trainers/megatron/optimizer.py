@@ -1,4 +1,4 @@
-"""AdamW over the parameters of a model, in float32 whatever the model's dtype.
+"""AdamW over the trained parameters of a model, in float32 whatever the model's dtype.
 
 A bfloat16 model is trained through float32 master copies: a step of Adam is often smaller than the distance
 between two bfloat16 numbers.
@@ -15,7 +15,8 @@ from agentgym.errors import ModelError, RunError
 from agentgym.trainer_config import TrainerConfig
 from agentgym_trainers.megatron import gradients
 from agentgym_trainers.megatron.convert import fill
-from agentgym_trainers.megatron.export import Stream, prefixed, stream_hf
+from agentgym_trainers.megatron.export import Stream, prefixed, stream_trained
+from agentgym_trainers.megatron.lora import trained_entries
 
 
 class Optimizer:
@@ -25,9 +26,9 @@ class Optimizer:
     """
 
     def __init__(self, model: GPTModel, config: TrainerConfig) -> None:
-        """Take over the parameters of the model. Weight decay is on matrices only."""
+        """Take over the trained parameters of the model. Weight decay is on matrices only."""
         self._model = model
-        self._parameters = dict(model.named_parameters())
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._masters = {
             name: parameter if parameter.dtype == torch.float32 else parameter.detach().float()
             for name, parameter in self._parameters.items()
@@ -101,7 +102,7 @@ class Optimizer:
 
     def stream(self) -> Stream:
         """Return the state but `steps`: "exp_avg.NAME", "exp_avg_sq.NAME"; bfloat16: "master.NAME"."""
-        return prefixed({key: stream_hf(self._model, part) for key, part in self._state().items()})
+        return prefixed({key: stream_trained(self._model, part) for key, part in self._state().items()})
 
     def load(self, steps: int, tensors: Mapping[str, Tensor]) -> None:
         """Take over the state of after `steps` updates, which `stream` returned.
@@ -114,7 +115,7 @@ class Optimizer:
         try:
             for key, targets in state.items():
                 named = {n.partition(".")[2]: t for n, t in tensors.items() if n.partition(".")[0] == key}
-                unknown |= named.keys() - fill(self._model, targets, named)
+                unknown |= named.keys() - fill(trained_entries(self._model), targets, named)
         except ModelError as error:
             raise ModelError(f"the optimizer's state does not fit the model: {error}") from error
         if unknown:

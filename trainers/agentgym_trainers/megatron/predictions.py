@@ -105,7 +105,8 @@ class _LogProbabilities(torch.autograd.Function):
         hidden, words, targets, entropy, log_total = ctx.saved_tensors
         places, here = _places(targets, len(words))
         of_logprob = torch.zeros_like(entropy) if of_logprob is None else of_logprob
-        of_hidden, of_words = torch.empty_like(hidden), torch.zeros_like(words, dtype=entropy.dtype)
+        of_hidden = torch.empty_like(hidden)
+        of_words = torch.zeros_like(words, dtype=entropy.dtype) if ctx.needs_input_grad[1] else None
         for part in _parts(len(hidden), ctx.at_once // len(words)):
             log_p = _logits(hidden[part], words, ctx.temperature).sub_(log_total[part, None])
             of_logits = log_p.exp()
@@ -117,8 +118,9 @@ class _LogProbabilities(torch.autograd.Function):
             of_logits.scatter_add_(1, places[part, None], (of_logprob * here)[part, None])
             of_logits = of_logits.div_(ctx.temperature).to(hidden.dtype)
             torch.mm(of_logits, words, out=of_hidden[part])
-            of_words += of_logits.T @ hidden[part]
-        return of_hidden, of_words.to(words.dtype), None, None, None
+            if of_words is not None:
+                of_words += of_logits.T @ hidden[part]
+        return of_hidden, None if of_words is None else of_words.to(words.dtype), None, None, None
 
 
 def _parts(rows: int, most: int) -> Iterator[slice]:

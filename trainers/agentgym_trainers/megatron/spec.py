@@ -18,6 +18,8 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from torch import Tensor
 
+from agentgym.trainer_config import TrainerConfig
+from agentgym_trainers.megatron.lora import add_adapters
 from agentgym_trainers.megatron.sequences import PackedSequences
 
 # megatron-core has no type information, so its classes are Any to mypy, which warns of a subclass of Any.
@@ -100,8 +102,8 @@ def fused_attention_available() -> bool:
     return torch.cuda.is_available() and importlib.util.find_spec("transformer_engine") is not None
 
 
-def layer_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
-    """Return the spec of all layers of a model: the parts above, inside megatron-core's local spec.
+def layer_spec(config: TransformerConfig, trainer: TrainerConfig) -> TransformerBlockSubmodules:
+    """Return the spec of all layers of a model: the parts above, inside megatron-core's local spec, and adapters.
 
     Names of parameters are the local spec's on every device, so weights are converted in one way only.
     """
@@ -116,6 +118,8 @@ def layer_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
     attention.core_attention = _attention()
     if config.num_moe_experts:
         parts.mlp.submodules.router = Router
+    if trainer.lora_rank:
+        add_adapters(parts, trainer, config)
     count = get_num_layers_to_build(config)
     return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=RMSNorm)
 

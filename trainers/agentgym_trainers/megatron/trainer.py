@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentgym.adapters import adapter_metadata, check_base
 from agentgym.batch import check_sums, share_of, split
 from agentgym.config import Config
 from agentgym.errors import IntegrityError, ModelError
@@ -16,7 +17,8 @@ from agentgym.protocol import BatchHeader, StepDone
 from agentgym.weights import weights_file
 from agentgym_trainers.megatron import checkpoint, parallel
 from agentgym_trainers.megatron.convert import load_hf, read_safetensors
-from agentgym_trainers.megatron.export import iter_hf, stream_hf
+from agentgym_trainers.megatron.export import Stream, iter_hf, stream_hf, stream_trained
+from agentgym_trainers.megatron.lora import load_adapters, reset_adapters
 from agentgym_trainers.megatron.microbatch import build_microbatch
 from agentgym_trainers.megatron.model import build_model, read_config
 from agentgym_trainers.megatron.optimizer import Optimizer
@@ -54,11 +56,21 @@ class Trainer:
         self._checkpoints = checkpoints
         self.step = 0
         self._model_folder = config.model_of(policy)
-        folder = self._model_folder if resume is None else resume / checkpoint.MODEL
+        self._adapters = config.trainer.lora_rank > 0
+        self._metadata: dict[str, str] = {}
+        # Beside adapters the weights stay those of the run's model.
+        folder = self._model_folder if resume is None or self._adapters else resume / checkpoint.MODEL
         self._device = parallel.device()
         self._dtype = DTYPES[config.trainer.dtype]
         self.model = build_model(read_config(folder), self._dtype, self._device, config.trainer)
         load_hf(self.model, read_safetensors(folder))
+        if self._adapters:
+            reset_adapters(self.model, config.run.seed)
+            self._metadata = adapter_metadata(config.trainer.lora_scale, folder)
+            if resume is not None:
+                tensors = checkpoint.read_adapters(resume)
+                check_base(resume / checkpoint.ADAPTERS, folder)
+                load_adapters(self.model, tensors)
         self.replay = ReplayController(self.model)
         self.optimizer = Optimizer(self.model, config.trainer)
         self._reference: Reference | None = None
@@ -83,9 +95,9 @@ class Trainer:
         return StepDone(step=self.step, metrics=metrics, weights=weights, checkpoint=folder)
 
     def publish(self) -> Path:
-        """Write the weights of this version into the exchange folder and return the file."""
+        """Write the weights of this version, or its adapters, into the exchange folder and return the file."""
         path = weights_file(self._exchange, self.step)
-        checkpoint.write_weights(path, stream_hf(self.model))
+        checkpoint.write_weights(path, self._trained())
         return path
 
     def save(self, coordinator: Mapping[str, Any]) -> Path:
@@ -94,6 +106,7 @@ class Trainer:
             self._checkpoints,
             self.step,
             weights=stream_hf(self.model),
+            adapters=self._trained() if self._adapters else None,
             optimizer=self.optimizer.stream(),
             updates=self.optimizer.steps,
             coordinator=coordinator,
@@ -102,8 +115,12 @@ class Trainer:
         )
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights with Hugging Face names on rank 0."""
+        """Return the weights, with the adapters in them, with Hugging Face names on rank 0."""
         return dict(iter_hf(self.model))
+
+    def _trained(self) -> Stream:
+        """Return the adapters, or all weights where there are none."""
+        return replace(stream_trained(self.model), metadata=self._metadata)
 
     def _update(self, header: BatchHeader, arrays: Mapping[str, NDArray[Any]]) -> Metrics:
         samples = split(dict(arrays), header.lengths, header.checksums)
@@ -159,11 +176,16 @@ class Trainer:
             warmup = self._config.warmup.steps
             folder = self._checkpoints / checkpoint.REFERENCE if warmup else self._model_folder
             if warmup and self.step == warmup:
-                checkpoint.save_reference(self._checkpoints, stream_hf(self.model), self._model_folder)
+                base = None if self._adapters else self._model_folder
+                checkpoint.save_reference(self._checkpoints, self._trained(), base)
             elif not folder.exists():
                 raise ModelError(
                     f"{folder} is missing: this run began without algorithm.kl_reference_coefficient; set it to 0, or "
                     f"go on from a checkpoint of step {warmup}"
                 )
-            self._reference = Reference(folder, self._dtype, self._device, self._config.trainer)
+            if self._adapters:
+                begun = checkpoint.read_adapters(folder) if warmup else None
+                self._reference = Reference.with_adapters(self.model, begun)
+            else:
+                self._reference = Reference.load(folder, self._dtype, self._device, self._config.trainer)
         return self._reference
