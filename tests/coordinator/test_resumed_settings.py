@@ -24,9 +24,11 @@ def run_in(folder: Path, **sections: Any) -> Config:
         ("coordinator", {"bind": "tcp://10.0.0.1:5555", "keys": "keys"}),
         ("server", {"bind": "tcp://10.0.0.1:*"}),
         ("run", {"steps": 99}),
+        ("trainer", {"nproc": 4, "tp": 2, "pp": 2, "recompute": True, "threads": 2}),
+        ("trainer", {"nproc": 4, "tp": 2, "ep": 2, "etp": 1}),
     ],
 )
-def test_a_resumed_run_may_be_elsewhere_and_longer(
+def test_a_resumed_run_may_be_elsewhere_and_longer_and_its_trainer_of_other_ranks(
     tmp_path: Path, section: str, changed: dict[str, Any]
 ) -> None:
     prepare_run_dir(run_in(tmp_path), resume=False)
@@ -38,7 +40,12 @@ def test_a_resumed_run_may_be_elsewhere_and_longer(
 
 @pytest.mark.parametrize(
     ("section", "changed"),
-    [("coordinator", {"max_retries": 9}), ("server", {"max_model_len": 99}), ("run", {"seed": 5})],
+    [
+        ("coordinator", {"max_retries": 9}),
+        ("server", {"max_model_len": 99}),
+        ("run", {"seed": 5}),
+        ("trainer", {"dtype": "bfloat16"}),
+    ],
 )
 def test_a_resumed_run_is_no_other_run(tmp_path: Path, section: str, changed: dict[str, Any]) -> None:
     prepare_run_dir(run_in(tmp_path), resume=False)
