@@ -47,6 +47,21 @@ def train(config: Path, folder: Path, settings: list[str]) -> float:
     return most
 
 
+def report(run: Path, started: float, memory: float) -> None:
+    """Print what a finished run says of itself."""
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    ends = [event.wall_time for event in events.Scalars("train/loss")]
+    seconds = [after - before for before, after in itertools.pairwise(ends)]
+    print(
+        f"{len(ends)} steps; the first ended {ends[0] - started:.0f} s after the start, the others took "
+        f"{statistics.median(seconds):.1f} s each (median; {min(seconds):.1f} to {max(seconds):.1f}); {memory:.1f} GiB"
+    )
+    for tag in TAGS:
+        values = [event.value for event in events.Scalars(tag)]
+        print(f"  {tag:22} median {statistics.median(values):.4g}, last {values[-1]:.4g}")
+
+
 def main() -> None:
     """Train and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -57,17 +72,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder, started = arguments.keep or Path(scratch), time.time()
         memory = train(arguments.config, folder, arguments.settings)
-        events = EventAccumulator(str(folder / "run" / "tensorboard"))
-        events.Reload()
-    ends = [event.wall_time for event in events.Scalars("train/loss")]
-    seconds = [after - before for before, after in itertools.pairwise(ends)]
-    print(
-        f"{len(ends)} steps; the first ended {ends[0] - started:.0f} s after the start, the others took "
-        f"{statistics.median(seconds):.1f} s each (median; {min(seconds):.1f} to {max(seconds):.1f}); {memory:.1f} GiB"
-    )
-    for tag in TAGS:
-        values = [event.value for event in events.Scalars(tag)]
-        print(f"  {tag:22} median {statistics.median(values):.4g}, last {values[-1]:.4g}")
+        report(folder / "run", started, memory)
 
 
 if __name__ == "__main__":
