@@ -1,6 +1,5 @@
-"""What is played on the worker's event loop: in its thread, one after the other, and named when it is slow."""
+"""What is played on the worker's event loop: in its thread, with the limits of a thread."""
 
-import logging
 import threading
 
 import pytest
@@ -24,15 +23,8 @@ async def nap(seconds: float, timeout: float) -> None:
         await pool.close()
 
 
-def test_a_quick_call_is_made_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_is_made_in_the_thread_of_the_loop() -> None:
     within(10, nap(0.0, 5.0))
-    assert caplog.records == []
-
-
-def test_a_slow_call_is_named_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        within(10, nap(0.6, 5.0))
-    assert "s in which the whole worker waited; give this environment isolation = 'shared'" in caplog.text
 
 
 def test_a_call_beyond_its_limit_fails_as_it_does_in_a_thread() -> None:
