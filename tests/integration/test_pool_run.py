@@ -1,16 +1,13 @@
-"""A whole run of adapters whose learner plays against snapshots of itself: trained, stopped and resumed."""
+"""A whole run whose learner plays against snapshots of itself: trained, stopped and resumed."""
 
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from runs import curves, run_cli, write_run
-from safetensors.numpy import load_file
 
-from agentgym.adapters import DOWN, UP, adapter_scale
 from agentgym.coordinator.store import stored_episodes
 from agentgym.episode_json import read_episodes
 from agentgym.model import check_model
@@ -21,9 +18,9 @@ def test_a_run_against_its_own_snapshots_goes_on_with_them(tmp_path: Path) -> No
     write_run(
         tmp_path, "agentgym/TicTacToe-v0", teacher="noisy",
         run={"name": "pool", "steps": 3},
-        warmup={"steps": 20, "episodes": 16, "learning_rate": 0.02},
+        warmup={"steps": 20, "episodes": 16},
         sampling={"max_tokens": 4},
-        trainer={"checkpoint_every": 1, "lora_rank": 16},
+        trainer={"checkpoint_every": 1},
         **{
             "policies.past": {"pool": "learner", "every": 1, "keep": 2},
             "policies.random": {"scripted": "random"},
@@ -48,12 +45,6 @@ def test_a_run_against_its_own_snapshots_goes_on_with_them(tmp_path: Path) -> No
     assert {24, 25} <= files, "the newest ones, and perhaps the one that was played at last"
     assert len(files) <= 3
     shown = curves(run_dir)
-    # What servers and snapshots were given are adapters; what they sampled is what the trainer computes with its own.
-    assert {adapter_scale(path) for path in (run_dir / "snapshots/past").iterdir()} == {2.0}
-    assert all(value <= 1e-5 for _, value in shown["train/mismatch"])
-    assert all(value > 0.95 for _, value in shown["train/route_coverage"])
-    for step in (24, 25):
-        check_merged(tmp_path / "model", run_dir / f"checkpoints/step-{step:06d}")
     # Played beside the training against somebody who stays the same, by the weights of the checkpoint.
     evaluated = dict(shown["evaluation/reward"])
     assert evaluated.keys() <= {0, 3}, "the end of the warm-up gives way where the next one is due too soon"
@@ -72,18 +63,6 @@ def test_a_run_against_its_own_snapshots_goes_on_with_them(tmp_path: Path) -> No
         t.policy for s in stored_episodes(run_dir) for t in s.episode.trajectories if not t.trainable
     }
     assert any(policy.startswith("past@") for policy in opponents)
-
-
-def check_merged(model: Path, checkpoint: Path) -> None:
-    """Check that the model in a checkpoint is the run's, with the adapters in it and nothing else changed."""
-    base, merged = (load_file(folder / "model.safetensors") for folder in (model, checkpoint / "model"))
-    adapters = load_file(checkpoint / "adapters.safetensors")
-    for name, weight in base.items():
-        stem = name.removesuffix(".weight")
-        if "_proj" in name:
-            weight = weight + 2.0 * adapters[stem + UP] @ adapters[stem + DOWN]
-            assert np.abs(adapters[stem + UP]).max() > 0, name
-        assert np.abs(merged[name] - weight).max() <= (1e-5 if "_proj" in name else 0), name
 
 
 def pool_state(run_dir: Path) -> dict[str, Any]:
