@@ -127,6 +127,9 @@ def main(arguments: Sequence[str]) -> int:
     settings = parse_arguments(arguments)
     setup_logging(f"{settings.name}.{launch.rank()}" if launch.launched() else settings.name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's, which then drains
+    if launch.launched():
+        # torchrun's, when another rank has failed: there is some time to end by itself, and for rank 0 to say why.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if settings.parent_pid is not None:
         die_with_parent(settings.parent_pid)
     config = load_config(settings.config)
