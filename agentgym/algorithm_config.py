@@ -85,7 +85,7 @@ class AlgorithmConfig(Section):
     correction_high: AboveZero = 2.0
     """The upper bound. Published: 2 (tis, mis), 5 (icepop), geometric 1.01."""
     entropy_coefficient: Weight = 0.0
-    """Weight of the entropy bonus."""
+    """Weight of the entropy bonus, which is over the whole vocabulary, with the answers that an environment refuses."""
     kl_reference_coefficient: Weight = 0.0
     """Weight of the KL to the reference: the policy that reinforcement learning began with, which the trainer keeps as
     a second model in its memory. 0: there is none."""
