@@ -22,11 +22,11 @@ Act = Callable[[Cast, str], Awaitable[None]]
 
 
 def numbers_with(
-    folder: Path, act: Act, ring: KeyRing | None = None, *, silence: float = 1.0
+    folder: Path, act: Act, ring: KeyRing | None = None, *, silence: float = 1.0, local: bool = True
 ) -> dict[str, float]:
     """Let somebody do something at the coordinator's TCP address while a run goes on; return its last numbers.
 
-    A handshake may take half of `silence` seconds.
+    A handshake may take half of `silence` seconds. Without a `local` worker, `act` starts one.
     """
 
     async def scene() -> dict[str, float]:
@@ -36,11 +36,16 @@ def numbers_with(
             settings["keys"] = ring.folder
         config = small_run(run={"steps": 2}, coordinator=settings)
         async with play(config, folder, keys=ring.client if ring is not None else None) as cast:
-            worker, server, trainer = cast.worker(), cast.server(), cast.trainer()
-            cast.start(worker.beat(0.1), server.beat(0.1))
+            server, trainer = cast.server(), cast.trainer()
+            cast.start(server.beat(0.1))
+            if local:
+                worker = cast.worker()
+                cast.start(worker.beat(0.1))
             await asyncio.sleep(0)  # the run binds its addresses
             await act(cast, address)
-            cast.start(worker.work("worker-1"), server.serve(), trainer.train(cast.run.places.exchange))
+            if local:
+                cast.start(worker.work("worker-1"))
+            cast.start(server.serve(), trainer.train(cast.run.places.exchange))
             await cast.run.task
             assert [len(batch.lengths) for batch in trainer.batches] == [4, 4]
             return {
@@ -78,9 +83,9 @@ def test_a_listed_client_of_another_machine_plays_over_tcp(tmp_path: Path) -> No
         remote.append(cast.worker(address))
         cast.start(remote[0].work("remote"), remote[0].beat(0.1))
 
-    numbers = numbers_with(tmp_path, join, ring)
-    assert remote[0].acknowledged > 0
-    assert numbers["wire/connected"] == 4
+    numbers = numbers_with(tmp_path, join, ring, local=False)
+    assert remote[0].acknowledged == 8
+    assert numbers["wire/connected"] == 3
     assert numbers["wire/handshake_failed"] == numbers["wire/key_refused"] == 0
 
 

@@ -20,6 +20,7 @@ from agentgym.episode import NOT_SAMPLED, REPLAYED, Episode
 from agentgym.policy.template import ChatTokenizer
 from agentgym.prefix import replayed
 from agentgym.protocol import BatchHeader, Completion, Generate
+from agentgym.routes import with_routes
 from agentgym.wire import Packet
 from agentgym.worker.process import Worker
 
@@ -34,7 +35,7 @@ class Learner(FakeTrainer):
     async def packet(self) -> Packet:
         packet = await super().packet()
         if isinstance(header := packet.header, BatchHeader):
-            self.samples += split(packet.arrays, header.lengths, header.checksums)
+            self.samples += split(with_routes(header, packet.arrays), header.lengths, header.checksums)
         return packet
 
 

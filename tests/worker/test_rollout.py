@@ -62,7 +62,7 @@ def test_an_agent_with_tools_sees_them_and_their_results(tokenizer: ChatTokenize
     stage = Stage(tokenizer, policy, max_tokens=2000, answer=80)
     episode = stage.play(Adder()).episode
     assert episode.end_reason is EndReason.TERMINATED
-    assert '"name":"submit"' in policy.prompts[0]
+    assert "submit(answer)" in policy.prompts[0]
     assert "<|tool|>2<|end|>" in policy.prompts[1]
     assert rewards(episode.trajectories[0]) == [0.0, 1.0]
     assert episode.trajectories[0].turns[0].message["tool_calls"][0]["function"]["name"] == "add"
