@@ -84,8 +84,10 @@ def test_a_message_without_an_end_is_cut_off_and_counted_and_many_messages_are_n
                 for number in range(64):  # 4 MB in all
                     peer.send_multipart([*pack(Ack(lease_id=number))[:2], b"y" * (1 << 16)])
                     assert isinstance(await made.inbox.get(), WireError)
-                with pytest.raises(ConnectionError):
-                    await talking
+                # Whoever fills the window of a connection that is gone hears of it when its kernel asks again.
+                while not made.door.counts["endless"]:
+                    await asyncio.sleep(0.01)
+                talking.cancel()
                 peer.send_multipart(pack(Ack(lease_id=1)))
                 await made.packet()
             endless.close()
