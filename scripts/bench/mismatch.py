@@ -26,7 +26,6 @@ from agentgym.coordinator.store import stored_episodes
 from agentgym.episode import Trajectory
 
 TOKENS_PER_MICROBATCH = 2048
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def of_one_version(run: Path, config: Config) -> dict[int, list[Trajectory]]:
@@ -94,6 +93,8 @@ def report(name: str, ours: Tensor, rollout: Tensor) -> float:
 
 def measure(run: Path, dtype: str, tokens: int) -> None:
     """Measure one run and print its lines."""
+    from agentgym_trainers.megatron.trainer import DTYPES
+
     config = load_config(run / "config.json")
     played = of_one_version(run, config)
     kept = {int(path.name.removeprefix("step-")): path for path in (run / "checkpoints").glob("step-*")}
@@ -125,7 +126,7 @@ def main() -> None:
     """Measure all runs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, nargs="+")
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of the trainer")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="of the trainer")
     parser.add_argument("--tokens", type=int, default=4000, help="sampled tokens of a run, about as many")
     arguments = parser.parse_args()
     logging.captureWarnings(True)

@@ -35,7 +35,7 @@ from torch.profiler import profile
 
 from agentgym.batch import Sample, concatenate, sums
 from agentgym.config import Config
-from agentgym.episode import checksum, no_route
+from agentgym.episode import no_route, recorded_checksum
 from agentgym.protocol import BatchHeader
 from agentgym.tiny_model import init_model
 
@@ -63,7 +63,7 @@ def sample_of(rng: np.random.Generator, vocabulary: int, routes: tuple[int, int,
         loss_mask=sampled,
         advantages=np.where(sampled, rng.normal(), 0).astype(np.float32),
         weights=np.where(sampled, 1e-4, 0).astype(np.float32),
-        checksum=checksum(*arrays.values()),
+        checksum=recorded_checksum(*arrays.values()),
         **arrays,
     )
 
