@@ -83,6 +83,16 @@ from agentgym.spaces import AssistantMessage, Messages, Text, agent_observation_
 
 AgentObservation = dict[str, Any]
 """What one agent of a multi-agent environment sees: {"messages": [...]}, optionally "action_mask"."""
+ParallelStart = tuple[dict[AgentId, AgentObservation], dict[AgentId, dict[str, Any]]]
+"""What `ParallelEnv.reset` returns: observations and infos by agent."""
+ParallelStep = tuple[
+    dict[AgentId, AgentObservation],
+    dict[AgentId, float],
+    dict[AgentId, bool],
+    dict[AgentId, bool],
+    dict[AgentId, dict[str, Any]],
+]
+"""What `ParallelEnv.step` returns: observations, rewards, terminations, truncations and infos by agent."""
 
 
 class Env(gymnasium.Env[Observation, Action]):

@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from agentgym.env import AgentObservation, ParallelEnv, action_text
+from agentgym.env import AgentObservation, ParallelEnv, ParallelStart, ParallelStep, action_text
 from agentgym.messages import Action, AgentId
 from agentgym.wrappers.referee import OTHERS_ILLEGAL
 from agentgym.wrappers.seated import Seated
-
-ByAgent = dict[AgentId, Any]
 
 
 class TextParallelWrapper(Seated, ParallelEnv):
@@ -17,9 +15,7 @@ class TextParallelWrapper(Seated, ParallelEnv):
     A step is played when the answers of all agents are legal; else all of them answer again.
     """
 
-    def reset(
-        self, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[AgentId, AgentObservation], dict[AgentId, dict[str, Any]]]:
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> ParallelStart:
         """Start the wrapped environment's next episode."""
         observations, _ = self.env.reset(seed=seed, options=options)
         self._referee.reset()
@@ -27,7 +23,7 @@ class TextParallelWrapper(Seated, ParallelEnv):
         infos: dict[AgentId, dict[str, Any]] = {agent: {} for agent in self.agents}
         return self._describe_all(observations, infos), infos
 
-    def step(self, actions: Mapping[AgentId, Action]) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
+    def step(self, actions: Mapping[AgentId, Action]) -> ParallelStep:
         """Play the texts of all agents that are there."""
         acting = list(self.agents)
         silent = [agent for agent in acting if actions.get(agent) is None]
@@ -48,9 +44,7 @@ class TextParallelWrapper(Seated, ParallelEnv):
             self._pay(agent, paid[agent], "outcome", infos[agent])
         return self._describe_all(observations, infos), paid, ends[0], ends[1], infos
 
-    def _refuse(
-        self, moves: Mapping[AgentId, Any], infos: dict[AgentId, dict[str, Any]]
-    ) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
+    def _refuse(self, moves: Mapping[AgentId, Any], infos: dict[AgentId, dict[str, Any]]) -> ParallelStep:
         """Pay for the illegal answers; end the episode because of them, or ask everyone again."""
         paid = {a: self._referee.refuse(a, infos[a]) if move is None else 0.0 for a, move in moves.items()}
         over = self._referee.forfeited

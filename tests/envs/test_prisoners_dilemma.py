@@ -1,8 +1,6 @@
 """agentgym/PrisonersDilemma-v0."""
 
 import pytest
-from farama import api_test, parallel_api_test, parallel_seed_test
-from pettingzoo.utils import parallel_to_aec
 from plays import Says, play_parallel
 
 from agentgym.errors import ConfigError
@@ -20,18 +18,6 @@ ENV_ID = "agentgym/PrisonersDilemma-v0"
 def play(first, second, **kwargs):
     seats = play_parallel(PrisonersDilemma(**kwargs), {"player_0": first, "player_1": second}, 0)
     return seats["player_0"], seats["player_1"]
-
-
-def test_pettingzoo_accepts_it():
-    parallel_api_test(PrisonersDilemma(), num_cycles=100)
-    parallel_seed_test(PrisonersDilemma, num_cycles=50)
-
-
-@pytest.mark.filterwarnings("ignore:Observation is not a NumPy array:UserWarning")
-@pytest.mark.filterwarnings("ignore:Observation space for each agent probably should be:UserWarning")
-@pytest.mark.filterwarnings("ignore:Action space for each agent probably should be:UserWarning")
-def test_pettingzoo_accepts_it_by_turns():
-    api_test(parallel_to_aec(PrisonersDilemma()), num_cycles=100)
 
 
 def test_it_is_a_dilemma():

@@ -1,8 +1,6 @@
 """agentgym/SplitCoins-v0."""
 
 import pytest
-from farama import api_test, parallel_api_test, parallel_seed_test
-from pettingzoo.utils import parallel_to_aec
 from plays import Says, play_parallel
 
 from agentgym.errors import ConfigError
@@ -19,18 +17,6 @@ ENV_ID = "agentgym/SplitCoins-v0"
 
 def play(first, second, seed=0, **kwargs):
     return play_parallel(SplitCoins(**kwargs), {"player_0": first, "player_1": second}, seed)
-
-
-def test_pettingzoo_accepts_it():
-    parallel_api_test(SplitCoins(), num_cycles=100)
-    parallel_seed_test(SplitCoins, num_cycles=50)
-
-
-@pytest.mark.filterwarnings("ignore:Observation is not a NumPy array:UserWarning")
-@pytest.mark.filterwarnings("ignore:Observation space for each agent probably should be:UserWarning")
-@pytest.mark.filterwarnings("ignore:Action space for each agent probably should be:UserWarning")
-def test_pettingzoo_accepts_it_by_turns():
-    api_test(parallel_to_aec(SplitCoins()), num_cycles=100)
 
 
 def test_fair_claims_pay_half_each():

@@ -4,7 +4,7 @@ from typing import Any
 
 import gymnasium
 
-from agentgym.env import AgentObservation, ParallelEnv, action_text
+from agentgym.env import AgentObservation, ParallelEnv, ParallelStart, ParallelStep, action_text
 from agentgym.errors import ConfigError
 from agentgym.messages import Action, AgentId, user
 from agentgym.spaces import Text
@@ -34,24 +34,14 @@ class SplitCoins(ParallelEnv):
         """Return the task, which is the same for both."""
         return prompts.system_prompt(self.coins, self.rounds)
 
-    def reset(
-        self, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[AgentId, AgentObservation], dict[AgentId, dict[str, Any]]]:
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> ParallelStart:
         """Open the first round; the game has no chance in it, so the seed changes nothing."""
         self.agents = list(self.possible_agents)
         self._round = 0
         observations = {agent: {"messages": [user(prompts.first())]} for agent in self.agents}
         return observations, {agent: {} for agent in self.agents}
 
-    def step(
-        self, actions: dict[AgentId, Action]
-    ) -> tuple[
-        dict[AgentId, AgentObservation],
-        dict[AgentId, float],
-        dict[AgentId, bool],
-        dict[AgentId, bool],
-        dict[AgentId, dict[str, Any]],
-    ]:
+    def step(self, actions: dict[AgentId, Action]) -> ParallelStep:
         """Let both speak; in the last round, pay."""
         agents = self.agents
         texts = {agent: action_text(actions[agent]) for agent in agents}
