@@ -4,12 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from builders import ANSWER
+from builders import ANSWER, group_of
 
 from agentgym.algorithm_config import AlgorithmConfig
 from agentgym.batch import Sample
-from agentgym.coordinator.assemble import NOTHING_YET, Assembled, assemble
+from agentgym.coordinator.assemble import NOTHING_YET, Assembled, assemble, batch_of
 from agentgym.coordinator.groups import Group
+from agentgym.coordinator.schedule import Step
+from agentgym.episode import Episode
+from agentgym.protocol import BatchHeader
+from agentgym.trainer_config import TrainerConfig
+from agentgym.wire import Arrays
 
 
 def assembled(
@@ -33,6 +38,26 @@ def assembled(
         max_staleness=max_staleness,
         baselines=baselines,
     )["learner"]
+
+
+STEP = Step(
+    number=1, warmup=False, groups=1, group_size=2, loss="ppo_clip", learning_rate=0.1, updates=1, publish=True,
+    capacity=1,
+)  # fmt: skip
+
+
+def message_of(*episodes: Episode) -> tuple[Assembled, BatchHeader, Arrays]:
+    """A step that trains on one group, and the message that gives it to the trainer."""
+    found = assemble(
+        [group_of(*episodes)],
+        policies=["learner"],
+        algorithm=AlgorithmConfig(),
+        max_tokens=8,
+        warmup=False,
+        version=0,
+        max_staleness=1,
+    )["learner"]
+    return found, *batch_of(found, STEP, trainer=TrainerConfig(), checkpoint=False, state={})
 
 
 def turn_values(sample: Sample) -> list[float]:

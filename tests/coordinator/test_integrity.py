@@ -6,23 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import episode_of, group_of, sent, within
+from assembling import message_of
+from builders import episode_of, sent, within
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live_run import numbers_of, play, small_run
 from wire_peers import play_well
 
 from agentgym.batch import MADE_HERE, SAMPLE_ARRAYS, check_sums, split
-from agentgym.config import AlgorithmConfig
-from agentgym.coordinator.assemble import assemble, batch_of
-from agentgym.coordinator.schedule import Step
 from agentgym.coordinator.store import FOLDER, EpisodeStore, StoredGroup, stored_episodes
 from agentgym.episode import PER_TOKEN, Episode, joined_routes
 from agentgym.episode_codec import decode_episode, encode_episode
 from agentgym.errors import IntegrityError, RunError, WireError
 from agentgym.protocol import BatchHeader, BatchRequest, EpisodeDone, Error, Lease
 from agentgym.routes import with_routes
-from agentgym.trainer_config import TrainerConfig
 
 WORKERS_ARRAYS = ["tokens", "loss_mask", "logprobs", "versions", "routes"]
 Arrays = dict[str, Any]
@@ -100,25 +97,10 @@ def test_any_bit_of_an_episode_on_the_disk_is_found(
         list(stored_episodes(run))
 
 
-STEP = Step(
-    number=1, warmup=False, groups=1, group_size=2, loss="ppo_clip", learning_rate=0.1, updates=1, publish=True,
-    capacity=1,
-)  # fmt: skip
-
-
 @given(name=st.sampled_from([*SAMPLE_ARRAYS, "routes"]), bit=bits)
 def test_any_bit_of_a_batch_is_found_at_the_trainers_door(name: str, bit: int) -> None:
     plays = [episode_of([float(n)], member=n) for n in range(2)]
-    assembled = assemble(
-        [group_of(*plays)],
-        policies=["learner"],
-        algorithm=AlgorithmConfig(),
-        max_tokens=8,
-        warmup=False,
-        version=0,
-        max_staleness=1,
-    )["learner"]
-    header, sent_arrays = batch_of(assembled, STEP, trainer=TrainerConfig(), checkpoint=False, state={})
+    assembled, header, sent_arrays = message_of(*plays)
     arrays = {**sent_arrays, "routes": joined_routes(assembled.samples)}
 
     def look(found: Arrays) -> None:

@@ -5,24 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import episode_of, group_of, sent, trajectory_of, within
+from assembling import message_of
+from builders import episode_of, sent, trajectory_of, within
 
 from agentgym.batch import split
-from agentgym.config import AlgorithmConfig
-from agentgym.coordinator.assemble import Assembled, assemble, batch_of
-from agentgym.coordinator.schedule import Step
+from agentgym.coordinator.assemble import Assembled
 from agentgym.coordinator.store import FOLDER, EpisodeStore, Places, StoredGroup
 from agentgym.episode import Episode
 from agentgym.errors import IntegrityError
 from agentgym.protocol import BatchHeader
 from agentgym.routes import located, with_routes
-from agentgym.trainer_config import TrainerConfig
 from agentgym.wire import Arrays
-
-STEP = Step(
-    number=1, warmup=False, groups=1, group_size=2, loss="ppo_clip", learning_rate=0.1, updates=1, publish=True,
-    capacity=1,
-)  # fmt: skip
 
 
 def shifted(member: int) -> Episode:
@@ -49,16 +42,7 @@ def batch_in(folder: Path, *episodes: Episode) -> tuple[Assembled, BatchHeader, 
         finally:
             store.close()
 
-    found = assemble(
-        [group_of(*episodes)],
-        policies=["learner"],
-        algorithm=AlgorithmConfig(),
-        max_tokens=8,
-        warmup=False,
-        version=0,
-        max_staleness=1,
-    )["learner"]
-    header, arrays = batch_of(found, STEP, trainer=TrainerConfig(), checkpoint=False, state={})
+    found, header, arrays = message_of(*episodes)
     return found, located(header, found.origins, folder / FOLDER, within(20, stored())), arrays
 
 
