@@ -19,8 +19,6 @@ from agentgym.trainer_config import TrainerConfig
 
 SUPPORTED = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
 """The architectures that the trainer can build and the policy server can update while it runs."""
-
-
 MOE = ("Qwen3MoeForCausalLM", "MixtralForCausalLM")
 """Those of them with experts."""
 

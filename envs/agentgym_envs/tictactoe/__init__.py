@@ -2,7 +2,7 @@
 
 View      shown = "board": nine symbols, row by row, from the mover's side: "x" mine, "o" theirs, "." free;
           shown = "moves": the cell that the other player took, "-" before the first move, so that the conversation is
-          the game; a turn has 6 tokens of the tiny model instead of 14, which learns from it several times as fast
+          the game; a turn has 6 tokens of the tiny model instead of 14
 Answer    one digit, the cell: 1 2 3 / 4 5 6 / 7 8 9; spaces around it do not matter
 Rewards   "outcome" +1 win, -1 loss, 0 draw, to both agents' last answers;
           an illegal text is a forfeit: "illegal" -1 to the mover, 0 to the other

@@ -1,11 +1,11 @@
 """Checkpoints: folders that are complete from the moment they have their name.
 
     CHECKPOINTS/step-000012/
-        model/               a Hugging Face folder: model.safetensors, and the config and tokenizer of the
-        run's model
-        adapters.safetensors where adapters are trained: they alone; the model has them in its weights
-        optimizer.safetensors rng.safetensors trainer.json         format, step and updates
-        coordinator.json     the coordinator's own state
+        model/                   a Hugging Face folder: model.safetensors; config and tokenizer of the run's model
+        adapters.safetensors     where adapters are trained: they alone; the model has them in its weights
+        optimizer.safetensors    rng.safetensors
+        trainer.json             format, step and updates
+        coordinator.json         the coordinator's own state
     CHECKPOINTS/latest       the name of the newest folder
     CHECKPOINTS/reference/   where a loss asks for it: the model, or the adapters, that the steps began with
 
