@@ -68,13 +68,10 @@ class Dispatcher:
         self._env_key = crc32(config.env.id.encode())
         self._store = store
         self._stored = deque(store.go_on(int(state.get("step", 0))) if store else [])
-        stored = {group.task_index for group in self._stored}
-        next_task = int(state.get("next_task", 0))
-        self._next_task = max([next_task, *(task + 1 for task in stored)])
-        self._next_group = max([int(state.get("next_group", 0)), *(g.group_id + 1 for g in self._stored)])
-        # Tasks that the earlier run began, and of which no episode is left.
-        begun = [*state.get("pending_tasks", []), *range(next_task, self._next_task)]
-        self._again: deque[int] = deque(task for task in begun if task not in stored)
+        next_task, next_group = int(state.get("next_task", 0)), int(state.get("next_group", 0))
+        self._next_task = max([next_task, *(group.task_index + 1 for group in self._stored)])
+        self._next_group = max([next_group, *(group.group_id + 1 for group in self._stored)])
+        self._again = self._begun(state.get("pending", []), next_group, next_task)
         self._failing: list[int] = []
         """The tasks of the episodes that failed since one succeeded."""
         self._unscored_in_a_row = 0
@@ -106,15 +103,30 @@ class Dispatcher:
         """What the next group begins from, if it is a fork."""
         self.pools = Pools(config, snapshots, self.ratings, state)
 
+    def _begun(
+        self, pending: Sequence[Sequence[int]], next_group: int, next_task: int
+    ) -> deque[tuple[int, int]]:
+        """Return (group id, task) of what the earlier run began, and of which no episode is left.
+
+        What is drawn for a group is drawn by its id, so they keep theirs: those that were `pending` in the checkpoint,
+        and those that were opened in order after it.
+        """
+        groups = {group.group_id for group in self._stored}
+        tasks = {group.task_index for group in self._stored}
+        ids = (group_id for group_id in range(next_group, self._next_group) if group_id not in groups)
+        new = (task for task in range(next_task, self._next_task) if task not in tasks)
+        begun = [*pending, *zip(ids, new, strict=False)]
+        return deque((group_id, task) for group_id, task in begun if task not in tasks)
+
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold to go on without losing or repeating a task."""
         return {
             "next_task": self._next_task,
             "next_group": self._next_group,
             "next_lease": self.leases.next_id,
-            "pending_tasks": [
-                *self.groups.pending_tasks(),
-                *(group.task_index for group in self._stored),
+            "pending": [
+                *self.groups.pending(),
+                *((group.group_id, group.task_index) for group in self._stored),
                 *self._again,
             ],
             "counts": dict(self.counts),
@@ -274,21 +286,20 @@ class Dispatcher:
         """Open the next group; False if a pool that it plays against is not ready."""
         if self._stored:
             return self._restore_group(step)
-        group_id = self._next_group
-        if self._lineup is None and not step.warmup:
+        group_id, task = self._again[0] if self._again else (self._next_group, self._next_task)
+        if self._lineup is None and not step.warmup and not self._again:
             self._fork = self._forks.draw(group_id, partial(self._drawn, group_id))
-        task = self._again[0] if self._again else self._next_task
         if self._fork is not None:
             task = self._fork.task_index
         policies = self._policies(step, group_id, task)
         if policies is None:
             return False
         fork, self._fork = self._fork, None
-        if fork is None and self._again:
+        if self._again:
             self._again.popleft()
-        elif fork is None:
-            self._next_task += 1
-        self._next_group += 1
+        else:
+            self._next_group += 1
+            self._next_task += fork is None
         self.groups.start(group_id, task, step.group_size, forked=fork is not None)
         self._queue(step, group_id, task, range(step.group_size), policies, fork)
         return True

@@ -98,10 +98,10 @@ class GroupBuffer:
         """Whether episodes of this group are still expected."""
         return group_id in self._open
 
-    def pending_tasks(self) -> list[int]:
-        """Return the tasks of all groups that no step has consumed; forks, whose tasks are others', left out."""
+    def pending(self) -> list[tuple[int, int]]:
+        """Return (group id, task) of all groups that no step has consumed, without forks, whose tasks are others'."""
         waiting = (*self._open.values(), *self._unscored.values(), *self._ready)
-        return sorted(group.task_index for group in waiting if not group.forked)
+        return sorted((group.group_id, group.task_index) for group in waiting if not group.forked)
 
     def start(self, group_id: int, task_index: int, size: int, *, forked: bool = False) -> None:
         """Open a group."""

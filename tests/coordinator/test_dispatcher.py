@@ -12,9 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from agentgym.config import Config
 from agentgym.coordinator.dispatcher import Dispatcher
 from agentgym.coordinator.schedule import Schedule, Step
+from agentgym.coordinator.store import StoredGroup
 from agentgym.episode import EndReason, Episode
 from agentgym.errors import RunError
 from agentgym.protocol import Lease
+from agentgym.simulation.ledger import Entry, Ledger
 
 TASKS, MEMBERS, STALENESS = 3, 2, 1
 WORKER = b"worker"
@@ -239,12 +241,13 @@ def test_an_overdue_lease_is_cancelled_and_played_again() -> None:
 def test_a_resumed_run_plays_the_tasks_that_were_not_consumed_and_then_new_ones() -> None:
     config = small_config()
     dispatcher, step = filled(config)
-    for lease in issued(dispatcher, TASKS * MEMBERS + 1):
+    played = issued(dispatcher, TASKS * MEMBERS + 1)
+    for lease in played:
         dispatcher.take_in(lease.lease_id, WORKER, answer(lease), 0.0)
     taken = dispatcher.take(step)
     assert taken is not None
     state = dispatcher.state()
-    assert state["pending_tasks"] == [3, 4, 5]
+    assert state["pending"] == [(3, 3), (4, 4), (5, 5)]
     resumed = Dispatcher(config, state)
     resumed.top_up(step, steps_left=100, in_training=0)
     leases = issued(resumed, TASKS * (STALENESS + 1) * MEMBERS)
@@ -252,9 +255,26 @@ def test_a_resumed_run_plays_the_tasks_that_were_not_consumed_and_then_new_ones(
     assert {lease.group_id for lease in leases}.isdisjoint(group.group_id for group in taken)
     assert leases[0].lease_id == state["next_lease"]
     assert resumed.counts == dispatcher.counts
-    # A task keeps its seed, whoever plays it.
-    again = {lease.task_index: lease.seed for lease in issued(dispatcher, 5)}
-    assert all(again.get(lease.task_index, lease.seed) == lease.seed for lease in leases)
+
+    # A task keeps its group and its seeds, whoever plays it.
+    def draws(leases: list[Lease]) -> dict[tuple[int, int], tuple[int, int, int]]:
+        return {(e.task_index, e.member): (e.group_id, e.seed, e.sampling_seed) for e in leases}
+
+    before, again = draws(played + issued(dispatcher, 5)), draws(leases)
+    assert {task for task, _ in before.keys() & again.keys()} == {3, 4, 5}
+    assert all(again[key] == before[key] for key in before.keys() & again.keys())
+
+
+def test_groups_that_were_opened_after_the_checkpoint_keep_their_ids() -> None:
+    ledger = Ledger()
+    ledger.entries[8] = Entry(
+        StoredGroup(8, 6, MEMBERS)
+    )  # of five that were opened, the only one with an episode
+    state = {"next_task": 4, "next_group": 5, "pending": [(2, 1)]}
+    resumed = Dispatcher(small_config(), state, store=ledger)
+    resumed.top_up(Schedule(small_config()).step(1), steps_left=100, in_training=0)
+    opened = [(lease.group_id, lease.task_index) for lease in issued(resumed, 6 * MEMBERS)[::MEMBERS]]
+    assert opened == [(8, 6), (2, 1), (5, 4), (6, 5), (9, 7), (10, 8)]
 
 
 @pytest.mark.parametrize("max_filtered", [0, 4])

@@ -185,7 +185,7 @@ def test_a_fork_that_was_cut_off_is_taken_up_where_its_members_began() -> None:
     assert missing is not None
     assert (missing.group_id, missing.member, missing.task_index, missing.sampling_seed) == (5, 1, 2, 9)
     assert missing.prefix == prefix_of(there, 2)
-    assert 2 not in dispatcher.state()["pending_tasks"]  # the task is another group's
+    assert 2 not in dict(dispatcher.state()["pending"]).values()  # the task is another group's
     dispatcher.take_in(missing.lease_id, WORKER, answer(missing), 0.0)
     assert (dispatcher.counts["forked"], dispatcher.groups.ready) == (1, 1)
 

@@ -87,9 +87,9 @@ def test_the_tasks_that_no_step_consumed_are_known() -> None:
     buffer = buffer_of(1, 1, 2)
     buffer.add(episode_of(group=1), 0.0)
     buffer.add(episode_of(group=0), 0.0)
-    assert buffer.pending_tasks() == [10, 11, 12]
+    assert buffer.pending() == [(0, 10), (1, 11), (2, 12)]
     buffer.take(1)
-    assert buffer.pending_tasks() == [10, 12]
+    assert buffer.pending() == [(0, 10), (2, 12)]
 
 
 def differs(group: Group) -> bool:
@@ -109,7 +109,7 @@ def test_groups_that_teach_nothing_are_dropped_at_once_and_counted() -> None:
     play(buffer, 1, 1.0, 0.0)
     assert (buffer.open, buffer.ready, buffer.counts["filtered"]) == (0, 1, 1)
     assert buffer.take_dropped() == [SetAside(10, 2, 0, "", 0)]
-    assert buffer.pending_tasks() == [11]
+    assert buffer.pending() == [(1, 11)]
     assert [group.group_id for group in buffer.take(1)] == [1]
 
 

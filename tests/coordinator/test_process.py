@@ -72,7 +72,7 @@ def test_a_resumed_run_goes_on_where_its_checkpoint_was(tmp_path: Path) -> None:
             "next_task": 40,
             "next_group": 50,
             "next_lease": 60,
-            "pending_tasks": [7],
+            "pending": [(9, 7)],
             "counts": {"ok": 5},
             "baselines": {"agent": 8.0},
         }

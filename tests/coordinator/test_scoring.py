@@ -74,7 +74,7 @@ def test_a_complete_group_is_ready_when_it_is_scored_and_counts_as_open_until_th
     buffer.add(first, 0.0)
     (group,) = buffer.to_score()
     assert group.members == [first, second]
-    assert (buffer.to_score(), buffer.open, buffer.ready, buffer.pending_tasks()) == ([], 1, 0, [7])
+    assert (buffer.to_score(), buffer.open, buffer.ready, buffer.pending()) == ([], 1, 0, [(0, 7)])
     better = [episode_of([5.0], member=0), episode_of([6.0], member=1)]
     buffer.scored(0, better)
     assert (buffer.open, buffer.ready) == (0, 1)
