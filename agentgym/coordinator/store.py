@@ -20,6 +20,7 @@ and the callbacks that came with them run on the event loop after it.
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 import queue
 import sqlite3
@@ -65,6 +66,7 @@ PRAGMA user_version = {FORMAT};
 COMMIT;
 """
 _PLACE = ", ".join(Place._fields)
+_logger = logging.getLogger(__name__)
 
 Done = Callable[[], None]
 Places = Mapping[tuple[int, int], Place]
@@ -131,10 +133,12 @@ class EpisodeStore:
         """Undo what steps after `step` consumed, start writing, and return the groups that are pending.
 
         First come those that undone steps had taken, in their order, then those that are complete, then the others.
+        Episodes that are not what their workers recorded are removed, so that they are played again.
         """
         with _explained(self.folder), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             self._connection.execute("UPDATE groups SET step = NULL WHERE step > ?", (step,))
+            self._remove_damaged()
             rows = self._connection.execute(
                 "SELECT group_id, task_index, size, place IS NOT NULL OR members >= size FROM groups "
                 "JOIN (SELECT group_id, count(*) AS members, max(arrival) AS arrived FROM episodes GROUP BY group_id) "
@@ -143,6 +147,20 @@ class EpisodeStore:
             ).fetchall()
         self._thread.start()
         return [StoredGroup(group, task, size, bool(complete)) for group, task, size, complete in rows]
+
+    def _remove_damaged(self) -> None:
+        rows = self._connection.execute(
+            f"SELECT group_id, member, {_PLACE} FROM episodes JOIN groups USING (group_id) WHERE step IS NULL"
+        ).fetchall()
+        for group_id, member, *place in rows:
+            try:
+                _episode(self.folder, Place(*place))
+            except (WireError, IntegrityError) as error:
+                _logger.error("member %d of group %d is played again: %s", member, group_id, error)
+                damaged = (group_id, member)
+                self._connection.execute("DELETE FROM episodes WHERE group_id = ? AND member = ?", damaged)
+                # Whatever took it, the group is not that any more.
+                self._connection.execute("UPDATE groups SET place = NULL WHERE group_id = ?", (group_id,))
 
     def next_lease(self) -> int:
         """Return an id that no stored episode has, nor any after it."""

@@ -18,7 +18,7 @@ from agentgym.coordinator.store import FOLDER, EpisodeStore, StoredGroup, stored
 from agentgym.episode import PER_TOKEN, Episode, joined_routes
 from agentgym.episode_codec import decode_episode, encode_episode
 from agentgym.errors import IntegrityError, RunError, WireError
-from agentgym.protocol import BatchHeader, BatchRequest, EpisodeDone, Error, Lease
+from agentgym.protocol import BatchHeader, BatchRequest, EpisodeDone, Lease
 from agentgym.routes import with_routes
 
 WORKERS_ARRAYS = ["tokens", "loss_mask", "logprobs", "versions", "routes"]
@@ -136,17 +136,5 @@ def test_routes_that_were_changed_on_the_way_to_the_disk_are_found_by_the_traine
             for sample in samples:
                 with pytest.raises(IntegrityError, match="a trajectory of 5 tokens has checksum"):
                     sample.verify()
-
-    within(30, scene())
-
-
-def test_a_trainer_that_finds_a_changed_batch_ends_the_run_with_its_words(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with play(small_run(), tmp_path) as cast:
-            trainer = cast.trainer()
-            await trainer.hello("trainer", "trainer")
-            said = "IntegrityError: sample 3 of step 2: a trajectory of 15 tokens has checksum 0x1"
-            trainer.send(Error(text=said, fatal=True))
-            assert await cast.run.failure() == f"trainer: {said}"
 
     within(30, scene())

@@ -124,6 +124,35 @@ def test_after_a_crash_undone_steps_come_first_then_complete_groups_then_the_oth
     ]  # fmt: skip
 
 
+def test_episodes_that_were_damaged_on_the_disk_are_played_again(tmp_path: Path) -> None:
+    async def before(store: EpisodeStore) -> None:
+        store.go_on(0)
+        for lease, (group, member) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]):
+            await put(store, lease, group, member)
+        await consume(store, 1, 0)
+        await consume(store, 2, 1, 2)
+
+    async def after(store: EpisodeStore) -> None:
+        assert store.go_on(1) == [StoredGroup(2, 102, 2, complete=True), StoredGroup(1, 101, 2)]
+        assert list(store.members(1)) == [0]
+        await put(store, 6, 1, 1)
+
+    async def again(store: EpisodeStore) -> None:
+        assert [group.group_id for group in store.go_on(1)] == [2, 1]
+        assert sorted(store.members(1)) == [0, 1]
+
+    with_store(tmp_path, before)
+    ((offset, length),) = rows(
+        tmp_path, "SELECT offset, length FROM episodes WHERE group_id = 1 AND member = 1"
+    )
+    segment = tmp_path / FOLDER / "segment-000001"
+    data = bytearray(segment.read_bytes())
+    data[offset + length - 1] ^= 1  # of its routes
+    segment.write_bytes(data)
+    with_store(tmp_path, after)
+    with_store(tmp_path, again)
+
+
 def test_the_order_survives_a_crash_in_the_middle_of_doing_steps_again(tmp_path: Path) -> None:
     async def before(store: EpisodeStore) -> None:
         store.go_on(0)

@@ -4,8 +4,8 @@
         --policy POLICY --exchange DIR --checkpoints DIR [--name NAME] [--resume CHECKPOINT_DIR] [--parent-pid N]
 
 It says hello when its model is loaded, then asks for batches until it is told to drain. Exit status: 0 after
-a drain, 1 after a failure, which it has reported as a fatal error. It ends by itself when the coordinator is
-gone.
+a drain, 1 after a failure, which it has reported: as a fatal error, but for a batch that is not what its workers
+recorded; after that the run goes on from its last checkpoint. It ends by itself when the coordinator is gone.
 
 With `trainer.nproc` > 1 this process becomes torchrun and starts itself that often; rank 0 talks to the coordinator
 and passes on what it gets. When one rank fails, torchrun ends the others; when torchrun ends, they do.
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from agentgym.busy import BusyShare, forget_startup, large_imports
 from agentgym.config import Config
 from agentgym.config_file import load_config
-from agentgym.errors import AgentGymError, RunError
+from agentgym.errors import AgentGymError, IntegrityError, RunError
 from agentgym.keys import load_keys
 from agentgym.lifeline import die_with_parent
 from agentgym.log import setup_logging
@@ -143,9 +143,11 @@ def main(arguments: Sequence[str]) -> int:
         run(config, settings, link, busy)
     except Exception as error:  # the process boundary: whatever it was is reported and ends the process
         logger.exception("the trainer failed")
-        # An error of torch's own may only say that another rank has died: then the run goes on from a checkpoint.
+        # An error of torch's own may only say that another rank has died: then the run goes on from a checkpoint. So it
+        # does where a sample was damaged: the ledger is looked through, and what is damaged there is played again.
         if link is not None and (isinstance(error, AgentGymError) or not launch.launched()):
-            link.send(Error(text=f"{type(error).__name__}: {error}", fatal=True))
+            fatal = not isinstance(error, IntegrityError)
+            link.send(Error(text=f"{type(error).__name__}: {error}", fatal=fatal))
         return 1
     finally:
         if link is not None:
