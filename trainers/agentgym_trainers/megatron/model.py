@@ -19,7 +19,7 @@ from agentgym.errors import ModelError
 from agentgym.model import check_layout
 from agentgym.trainer_config import TrainerConfig
 from agentgym_trainers.megatron.lora import freeze
-from agentgym_trainers.megatron.spec import Rope, layer_spec
+from agentgym_trainers.megatron.spec import fused_attention_available, layer_spec
 
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 """A layer keeps its input only."""
@@ -218,20 +218,16 @@ def build_model(
     theta = rope_theta(fields)
     model = Model(
         config,
-        layer_spec(config, trainer),
+        layer_spec(config, trainer, theta),
         vocab_size=fields["vocab_size"] + -fields["vocab_size"] % config.tensor_model_parallel_size,
         max_sequence_length=fields["max_position_embeddings"],
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
-        position_embedding_type="rope",
+        position_embedding_type="rope" if fused_attention_available() else "none",  # our attention has them
         rotary_base=theta,
         share_embeddings_and_output_weights=bool(fields.get("tie_word_embeddings", False)),
     )
     model.architecture, model.words = fields["architectures"][0], fields["vocab_size"]
     if trainer.lora_rank:
         freeze(model, trainer)
-    model.rotary_pos_emb = Rope(
-        kv_channels=config.kv_channels, rotary_percent=1.0, rotary_base=theta, use_cpu_initialization=True
-    )
-    model.rotary_pos_emb.inv_freq = model.rotary_pos_emb.inv_freq.to(device)
     return model.to(device).train()

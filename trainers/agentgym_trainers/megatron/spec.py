@@ -1,16 +1,17 @@
 """What a transformer layer is made of, on any device.
 
 megatron-core 0.16.1 moves tensors to CUDA in places that have no switch, and its router needs
-TransformerEngine. Its layer spec lets a model name the classes of its parts, so four small classes here take
+TransformerEngine. Its layer spec lets a model name the classes of its parts, so three small classes here take
 the place of those parts, and nothing inside megatron-core is replaced at run time.
 """
 
 import importlib.util
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
@@ -50,19 +51,31 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class SDPAttention(MegatronModule):  # type: ignore[misc]
-    """Causal attention inside each packed sequence, with torch's scaled_dot_product_attention.
+    """Causal attention inside each packed sequence, with torch's scaled_dot_product_attention and rotary positions.
 
     megatron-core's own attention refuses packed sequences. A call per sequence would cost more than the
     arithmetic where hundreds of short sequences are packed, so sequences of similar lengths go through one
     call, padded on the right. A causal query never sees the padding after it, so the result is exact.
+
+    Positions (RoFormer, arXiv:2104.09864, equation 34) are given here, where a token's place in its sequence is its
+    column: megatron-core would make the cosine of every packed token, in every layer, from a slice for each sequence.
     """
 
     def __init__(
-        self, config: Any, layer_number: int, attn_mask_type: Any, attention_type: str, **options: Any
+        self,
+        config: Any,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str,
+        *,
+        rotary_base: float,
+        **options: Any,
     ) -> None:
-        """Keep the softmax scale; the other arguments of the spec have no meaning here."""
+        """Keep the softmax scale and the frequencies; the other arguments of the spec have no meaning here."""
         super().__init__(config=config)
         self.scale = options.get("softmax_scale")
+        exponents = torch.arange(0, config.kv_channels, 2, dtype=torch.float32) / config.kv_channels
+        self.register_buffer("frequencies", 1.0 / rotary_base**exponents, persistent=False)
 
     def forward(
         self,
@@ -82,19 +95,19 @@ class SDPAttention(MegatronModule):  # type: ignore[misc]
             q, k, v = (
                 bucket.gather(tensor).transpose(1, 2) for tensor in (query, key, value)
             )  # [n, heads, S, d]
+            angles = torch.arange(q.shape[2], device=q.device)[:, None] * self.frequencies
+            q, k = _rotated(q, angles), _rotated(k, angles)
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=True)
             parts.append(out.transpose(1, 2).flatten(0, 1).index_select(0, bucket.valid))
         joined = torch.cat(parts).index_select(0, packed_seq_params.order)
         return joined.flatten(1)
 
 
-class Rope(RotaryEmbedding):  # type: ignore[misc]
-    """Rotary embedding that leaves its table on the device of the model."""
-
-    def get_emb(self, max_seq_len: int, offset: int = 0) -> Tensor:
-        """Return the angles [max_seq_len, 1, 1, d] of the positions from `offset` on."""
-        angles = self.get_freqs_non_repeated(max_seq_len, offset)
-        return torch.cat((angles, angles), dim=-1)[:, None, None, :]
+def _rotated(heads: Tensor, angles: Tensor) -> Tensor:
+    """Turn [..., S, d] by angles [S, d / 2]: dimension i together with i + d / 2, as Hugging Face's models have it."""
+    cosine, sine = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
+    first, second = heads.chunk(2, -1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
 
 
 def fused_attention_available() -> bool:
@@ -102,7 +115,9 @@ def fused_attention_available() -> bool:
     return torch.cuda.is_available() and importlib.util.find_spec("transformer_engine") is not None
 
 
-def layer_spec(config: TransformerConfig, trainer: TrainerConfig) -> TransformerBlockSubmodules:
+def layer_spec(
+    config: TransformerConfig, trainer: TrainerConfig, rotary_base: float
+) -> TransformerBlockSubmodules:
     """Return the spec of all layers of a model: the parts above, inside megatron-core's local spec, and adapters.
 
     Names of parameters are the local spec's on every device, so weights are converted in one way only.
@@ -115,7 +130,7 @@ def layer_spec(config: TransformerConfig, trainer: TrainerConfig) -> Transformer
     attention = parts.self_attention.submodules
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
-    attention.core_attention = _attention()
+    attention.core_attention = _attention(rotary_base)
     if config.num_moe_experts:
         parts.mlp.submodules.router = Router
     if trainer.lora_rank:
@@ -124,9 +139,9 @@ def layer_spec(config: TransformerConfig, trainer: TrainerConfig) -> Transformer
     return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=RMSNorm)
 
 
-def _attention() -> type:
+def _attention(rotary_base: float) -> Callable[..., Any]:
     if fused_attention_available():
         from megatron.core.extensions.transformer_engine import TEDotProductAttention
 
         return TEDotProductAttention  # type: ignore[no-any-return]
-    return SDPAttention
+    return partial(SDPAttention, rotary_base=rotary_base)
