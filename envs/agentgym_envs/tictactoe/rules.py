@@ -23,6 +23,7 @@ def has_line(board: str, mark: str) -> bool:
     return any(all(board[cell] == mark for cell in line) for line in LINES)
 
 
+@cache
 def completing_cells(board: str, mark: str) -> list[int]:
     """Return the free cells that would complete a line of this mark."""
     return [cell for cell in free_cells(board) if has_line(place(board, cell, mark), mark)]
