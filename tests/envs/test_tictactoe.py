@@ -180,7 +180,7 @@ def test_the_board_is_shown_row_by_row():
 
 
 def test_rules_see_lines_and_replies():
-    assert rules.completing_cells("xx.......", "x") == [2]
+    assert rules.completing_cells("xx.......", "x") == (2,)
     assert rules.other_side("xo.") == "ox."
     assert rules.value(".........") == 0
     assert rules.best_cells("xx.oo....") == [2]

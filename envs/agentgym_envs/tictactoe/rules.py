@@ -24,9 +24,9 @@ def has_line(board: str, mark: str) -> bool:
 
 
 @cache
-def completing_cells(board: str, mark: str) -> list[int]:
+def completing_cells(board: str, mark: str) -> tuple[int, ...]:
     """Return the free cells that would complete a line of this mark."""
-    return [cell for cell in free_cells(board) if has_line(place(board, cell, mark), mark)]
+    return tuple(cell for cell in free_cells(board) if has_line(place(board, cell, mark), mark))
 
 
 def other_side(board: str) -> str:
