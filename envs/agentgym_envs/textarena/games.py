@@ -38,7 +38,7 @@ _GAMES = {
         UltimateTicTacToe-v0 IteratedUltimatumGame-v0 IteratedUltimatumGame-v0-alternate WildTicTacToe-v0
         Snake-v0 Snake-v0-standard Snake-v0-large Surround-v0 Surround-v0-standard Surround-v0-large
         LiarsDice-v0-small LiarsDice-v0 LiarsDice-v0-large Poker-v0-small Poker-v0 Poker-v0-long Poker-v0-extreme
-        PublicGoodsGame-v0 SantoriniBaseFixed-v0 NewRecruit-v0
+        SantoriniBaseFixed-v0 NewRecruit-v0
     """,
     3: """
         ThreePlayerTicTacToe-v0 ThreePlayerGOPS-v0 ThreePlayerIPD-v0
