@@ -115,8 +115,8 @@ class Dispatcher:
         tasks = {group.task_index for group in self._stored}
         ids = (group_id for group_id in range(next_group, self._next_group) if group_id not in groups)
         new = (task for task in range(next_task, self._next_task) if task not in tasks)
-        begun = [*pending, *zip(ids, new, strict=False)]
-        return deque((group_id, task) for group_id, task in begun if task not in tasks)
+        left = ((group_id, task) for group_id, task in pending if group_id not in groups)
+        return deque([*left, *zip(ids, new, strict=False)])
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold to go on without losing or repeating a task."""

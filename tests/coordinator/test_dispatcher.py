@@ -267,9 +267,8 @@ def test_a_resumed_run_plays_the_tasks_that_were_not_consumed_and_then_new_ones(
 
 def test_groups_that_were_opened_after_the_checkpoint_keep_their_ids() -> None:
     ledger = Ledger()
-    ledger.entries[8] = Entry(
-        StoredGroup(8, 6, MEMBERS)
-    )  # of five that were opened, the only one with an episode
+    # Of those that were opened, the only one with an episode.
+    ledger.entries[8] = Entry(StoredGroup(8, 6, MEMBERS))
     state = {"next_task": 4, "next_group": 5, "pending": [(2, 1)]}
     resumed = Dispatcher(small_config(), state, store=ledger)
     resumed.top_up(Schedule(small_config()).step(1), steps_left=100, in_training=0)
