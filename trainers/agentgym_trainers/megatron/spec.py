@@ -96,16 +96,16 @@ class SDPAttention(MegatronModule):  # type: ignore[misc]
                 bucket.gather(tensor).transpose(1, 2) for tensor in (query, key, value)
             )  # [n, heads, S, d]
             angles = torch.arange(q.shape[2], device=q.device)[:, None] * self.frequencies
-            q, k = _rotated(q, angles), _rotated(k, angles)
+            cosine, sine = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+            q, k = _rotated(q, cosine, sine), _rotated(k, cosine, sine)
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=True)
             parts.append(out.transpose(1, 2).flatten(0, 1).index_select(0, bucket.valid))
         joined = torch.cat(parts).index_select(0, packed_seq_params.order)
         return joined.flatten(1)
 
 
-def _rotated(heads: Tensor, angles: Tensor) -> Tensor:
+def _rotated(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Turn [..., S, d] by angles [S, d / 2]: dimension i together with i + d / 2, as Hugging Face's models have it."""
-    cosine, sine = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
     first, second = heads.chunk(2, -1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
 
