@@ -189,7 +189,7 @@ def test_a_prompt_that_does_not_fit_is_refused(server: RunningServer):
     ("prompt", "start", "text"),
     [
         ([], 0, "empty"),
-        ([5, 1000], 0, "outside 0 to"),
+        ([5, 109], 0, "outside 0 to 108"),
         ([5, -1], 0, "outside"),
         ([5, 6], 2, "routes_start"),
     ],
