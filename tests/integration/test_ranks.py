@@ -40,8 +40,11 @@ def train_and_resume(folder: Path, layout: dict[str, Any], *changes: str) -> dic
 
 
 def check_exact(values: dict[str, list[float]]) -> None:
-    """What vLLM sampled with the weights that the ranks published has the probability that the ranks give it."""
-    assert all(0 < value <= 1e-4 for value in values["train/mismatch_max"])
+    """What vLLM sampled with the weights that the ranks published has the probability that the ranks give it.
+
+    A step has about ten tokens here, and all of them may agree to the last bit.
+    """
+    assert all(0 <= value <= 1e-4 for value in values["train/mismatch_max"])
 
 
 @pytest.mark.timeout(900)
