@@ -37,8 +37,8 @@ class AlgorithmConfig(Section):
         "rae",
     ] = "group_mean"
     """A function of `agentgym.advantages`. group_*, leave_one_out, dr_mas: whole plays of an agent compared in their
-    group; turn_*: turns by their reward-to-go; at_grpo, magrpo: turns of a team; rae: plays against a running
-    mean."""
+    group; turn_*: turns by their reward-to-go, turn_batch_mean in all groups of a step with the same players;
+    at_grpo, magrpo: turns of a team; rae: plays against a running mean."""
     discount: Probability = 1.0
     """turn_*, at_grpo, magrpo: what a reward one turn later counts."""
     team_weight: Weight = 1.0

@@ -1,6 +1,6 @@
 """The advantages of a step, chosen by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from agentgym.advantages import plays, running, teams, turns
 from agentgym.advantages.returns import Joint, Nested
@@ -22,8 +22,16 @@ ADVANTAGES = (*PLAYS, *TURNS, "at_grpo", "magrpo", "rae")
 """The names that `estimate` knows."""
 
 
-def estimate(rewards_B_G: Joint, settings: AlgorithmConfig, baselines: Baselines) -> tuple[Joint, Baselines]:
-    """Return the advantages of all turns, and what is to be remembered for the next step."""
+def estimate(
+    rewards_B_G: Joint,
+    settings: AlgorithmConfig,
+    baselines: Baselines,
+    lineups_B: Sequence[Hashable] | None = None,
+) -> tuple[Joint, Baselines]:
+    """Return the advantages of all turns, and what is to be remembered for the next step.
+
+    `lineups_B`: who plays whom in each group, for the advantages that compare plays of several; None: all the same.
+    """
     name, discount = settings.advantage, settings.discount
     if name == "at_grpo":
         return teams.at_grpo(rewards_B_G, discount, settings.team_weight), baselines
@@ -39,7 +47,22 @@ def estimate(rewards_B_G: Joint, settings: AlgorithmConfig, baselines: Baselines
         return _agent_by_agent(rewards_B_G, against_running_mean), moved
     if name in PLAYS:
         return _agent_by_agent(rewards_B_G, lambda _, nested: PLAYS[name](nested)), baselines
-    return _agent_by_agent(rewards_B_G, lambda _, nested: TURNS[name](nested, discount)), baselines
+    out: Joint = [[] for _ in rewards_B_G]
+    for same in _together(lineups_B or [None] * len(rewards_B_G)):
+        found = _agent_by_agent(
+            [rewards_B_G[b] for b in same], lambda _, nested: TURNS[name](nested, discount)
+        )
+        for b, advantages_G in zip(same, found, strict=True):
+            out[b] = advantages_G
+    return out, baselines
+
+
+def _together(lineups_B: Sequence[Hashable]) -> list[list[int]]:
+    """Return the groups of each line-up: what an agent earns depends on who plays with it, whatever it does."""
+    same: dict[Hashable, list[int]] = {}
+    for b, lineup in enumerate(lineups_B):
+        same.setdefault(lineup, []).append(b)
+    return list(same.values())
 
 
 def _agent_by_agent(rewards_B_G: Joint, function: Callable[[AgentId, Nested], Nested]) -> Joint:

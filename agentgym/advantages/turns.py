@@ -21,7 +21,8 @@ def turn_group_mean_std(rewards_B_G_T: Nested, discount: float) -> Nested:
 def turn_batch_mean(rewards_B_G_T: Nested, discount: float) -> Nested:
     """A_t = R_t - mean of R_t over all plays of the step that reached turn t: no comparison inside groups.
 
-    Turn-level credit as in arXiv:2505.11821, with a baseline per turn index.
+    Turn-level credit as in arXiv:2505.11821, with a baseline per turn index. The plays that `menu.estimate` hands in
+    are those of one line-up: with other players an agent earns more or less, whatever it does.
     """
     flat = over_turns([reward_to_go(r_T, discount) for r_T in chain.from_iterable(rewards_B_G_T)])
     rest = iter(flat)

@@ -85,11 +85,13 @@ def assemble(
     Advantages look at the plays of all policies that are trained: who shares a return may be another's.
     `max_tokens` is the limit of an answer, `baselines` what the step before remembered.
     """
-    members_B_G = [members for group in groups for members in _comparable(group)]
+    split = [(group, members) for group in groups for members in _comparable(group)]
+    members_B_G = [members for _, members in split]
     plays_B_G = [[_plays(episode, algorithm, max_tokens) for episode in members] for members in members_B_G]
     advantages_B_G = _rewards(plays_B_G)  # supervised steps look at no advantage
     if not warmup:
-        advantages_B_G, baselines = estimate(advantages_B_G, algorithm, baselines)
+        lineups_B = [tuple(sorted(group.lineup.items())) for group, _ in split]
+        advantages_B_G, baselines = estimate(advantages_B_G, algorithm, baselines, lineups_B)
     # Newer weights than the step's own are of steps that were undone when the run was resumed.
     usable = None if warmup else (max(0, version - max_staleness), version)
     scored = [

@@ -300,27 +300,28 @@ class Dispatcher:
         else:
             self._next_group += 1
             self._next_task += fork is None
-        self.groups.start(group_id, task, step.group_size, forked=fork is not None)
+        self.groups.start(group_id, task, step.group_size, lineup=policies, forked=fork is not None)
         self._queue(step, group_id, task, range(step.group_size), policies, fork)
         return True
 
     def _restore_group(self, step: Step) -> bool:
         """Open the next group that an earlier run left on the disk; what it has not of it is played."""
         stored = self._stored[0]
-        policies = {} if stored.complete else self._policies(step, stored.group_id, stored.task_index)
+        group_id, task = stored.group_id, stored.task_index
+        policies = (self._drawn if stored.complete else partial(self._policies, step))(group_id, task)
         if policies is None:
             return False
         self._stored.popleft()
         assert self._store is not None
-        episodes = self._store.members(stored.group_id)
+        episodes = self._store.members(group_id)
         fork = fork_like(episodes.values())
         if not stored.complete:
             # Members are compared: who met another snapshot than the others will is played again.
             episodes = {member: e for member, e in episodes.items() if _played_by(e, policies)}
         size = len(episodes) if stored.complete else stored.size
-        self.groups.restore(stored.group_id, stored.task_index, size, episodes, forked=fork is not None)
+        self.groups.restore(group_id, task, size, episodes, lineup=policies, forked=fork is not None)
         missing = [] if stored.complete else [member for member in range(size) if member not in episodes]
-        self._queue(step, stored.group_id, stored.task_index, missing, policies, fork)
+        self._queue(step, group_id, task, missing, policies, fork)
         return True
 
     def _policies(self, step: Step, group_id: int, task: int) -> Mapping[AgentId, str] | None:

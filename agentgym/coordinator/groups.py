@@ -8,10 +8,11 @@ so that the next one can be opened in its place with newer weights, and a step w
 """
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from agentgym.episode import Episode
+from agentgym.messages import AgentId
 
 
 @dataclass(slots=True)
@@ -30,6 +31,8 @@ class Group:
     """Whether its group rewards were asked for."""
     forked: bool = False
     """Whether its members go on from an earlier episode; see `agentgym.coordinator.forks`."""
+    lineup: Mapping[AgentId, str] = field(default_factory=dict)
+    """Who plays whom in it; the snapshots of a pool are one policy."""
 
     @property
     def members(self) -> list[Episode]:
@@ -103,16 +106,33 @@ class GroupBuffer:
         waiting = (*self._open.values(), *self._unscored.values(), *self._ready)
         return sorted((group.group_id, group.task_index) for group in waiting if not group.forked)
 
-    def start(self, group_id: int, task_index: int, size: int, *, forked: bool = False) -> None:
-        """Open a group."""
-        self._open[group_id] = Group(group_id, task_index, size, forked=forked)
+    def start(
+        self,
+        group_id: int,
+        task_index: int,
+        size: int,
+        *,
+        lineup: Mapping[AgentId, str] | None = None,
+        forked: bool = False,
+    ) -> None:
+        """Open a group, in which the policies of `lineup` play."""
+        group = Group(group_id, task_index, size, forked=forked)
+        group.lineup = {agent: policy.partition("@")[0] for agent, policy in (lineup or {}).items()}
+        self._open[group_id] = group
         self.counts["opened"] += 1
 
     def restore(
-        self, group_id: int, task_index: int, size: int, episodes: dict[int, Episode], *, forked: bool = False
+        self,
+        group_id: int,
+        task_index: int,
+        size: int,
+        episodes: dict[int, Episode],
+        *,
+        lineup: Mapping[AgentId, str] | None = None,
+        forked: bool = False,
     ) -> None:
         """Open a group that has some of its episodes, or all."""
-        self.start(group_id, task_index, size, forked=forked)
+        self.start(group_id, task_index, size, lineup=lineup, forked=forked)
         self.counts["restored"] += 1
         self._open[group_id].episodes.update(episodes)
         self._close_if_complete(self._open[group_id])

@@ -48,6 +48,17 @@ def settings_of(**fields: Any) -> AlgorithmConfig:
 TWO_GROUPS = plays([[1, 0], [0], [0, 0, 2]], [[4], [0, 0]])
 """Returns 1, 0, 2 in the first group and 4, 0 in the second."""
 
+rewards = st.lists(
+    st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=4), min_size=1, max_size=5),
+    min_size=1,
+    max_size=4,
+).map(lambda groups: plays(*groups))
+some_turns = st.lists(st.floats(-10, 10), min_size=1, max_size=4)
+joint_rewards = st.lists(
+    st.lists(st.dictionaries(st.sampled_from("abc"), some_turns, max_size=3), min_size=1, max_size=4),
+    max_size=3,
+).map(lambda groups: team(*groups))
+
 
 def test_every_name_of_the_configuration_is_a_function() -> None:
     names = get_args(AlgorithmConfig.model_fields["advantage"].annotation)
@@ -112,6 +123,26 @@ def test_turn_batch_mean_compares_a_turn_with_the_same_turn_of_the_step() -> Non
     found = listed(turn_batch_mean(TWO_GROUPS, 1.0))
     third = 0.666667
     assert found == [[[-0.4, -third], [-1.4], [0.6, 1.333333, 0.0]], [[2.6], [-1.4, -third]]]
+
+
+def test_turn_batch_mean_compares_plays_against_the_same_players_only() -> None:
+    # Against "weak" 4 and 2, against "strong" 0 and -2 in one group and -1 in another: whom one meets is no merit.
+    rewards = team([{"a": [4]}, {"a": [2]}], [{"a": [0]}, {"a": [-2]}], [{"a": [-1]}])
+    settings = settings_of(advantage="turn_batch_mean")
+    found, _ = estimate(rewards, settings, {}, ["weak", "strong", "strong"])
+    assert listed(found) == [[{"a": [1]}, {"a": [-1]}], [{"a": [1]}, {"a": [-1]}], [{"a": [0]}]]
+    together, _ = estimate(rewards, settings, {})
+    assert listed(together)[0] == [{"a": [3.4]}, {"a": [1.4]}]
+
+
+@given(data=st.data(), name=st.sampled_from(sorted(set(ADVANTAGES) - set(ACROSS_GROUPS))))
+def test_whom_other_groups_meet_does_not_matter_where_groups_are_compared_by_themselves(
+    data: st.DataObject, name: str
+) -> None:
+    groups = data.draw(joint_rewards)
+    lineups = data.draw(st.lists(st.sampled_from("xy"), min_size=len(groups), max_size=len(groups)))
+    alone, _ = estimate(groups, settings_of(advantage=name), {})
+    assert listed(estimate(groups, settings_of(advantage=name), {}, lineups)[0]) == listed(alone)
 
 
 def test_the_discount_counts_what_comes_later_less() -> None:
@@ -194,18 +225,6 @@ def test_an_answer_that_is_too_long_loses_more_and_more() -> None:
 def test_a_play_that_is_alone_has_no_advantage(name: str) -> None:
     assert listed(ALONE[name](plays([[3, 1]]))) == [[[0, 0]]]
     assert ALONE[name]([]) == []
-
-
-rewards = st.lists(
-    st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=4), min_size=1, max_size=5),
-    min_size=1,
-    max_size=4,
-).map(lambda groups: plays(*groups))
-some_turns = st.lists(st.floats(-10, 10), min_size=1, max_size=4)
-joint_rewards = st.lists(
-    st.lists(st.dictionaries(st.sampled_from("abc"), some_turns, max_size=3), min_size=1, max_size=4),
-    max_size=3,
-).map(lambda groups: team(*groups))
 
 
 @given(groups=joint_rewards, name=st.sampled_from(ADVANTAGES), discount=st.floats(0, 1))
