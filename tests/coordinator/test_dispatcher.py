@@ -14,18 +14,12 @@ from agentgym.coordinator.dispatcher import Dispatcher
 from agentgym.coordinator.schedule import Schedule, Step
 from agentgym.coordinator.store import StoredGroup
 from agentgym.episode import EndReason, Episode
-from agentgym.episode_codec import encode_episode
 from agentgym.errors import RunError
 from agentgym.protocol import Lease
 from agentgym.simulation.ledger import Entry, Ledger
 
 TASKS, MEMBERS, STALENESS = 3, 2, 1
 WORKER = b"worker"
-MATCHES: dict[str, Any] = {
-    "policies": {"foe": {"scripted": "random"}},
-    "policy_mapping": {"b": {"foe": 0.5, "learner": 0.5}},
-    "seat_rotation": True,
-}
 
 
 def small_config(**sections: Any) -> Config:
@@ -81,7 +75,11 @@ def test_warm_up_leases_name_the_teacher() -> None:
 
 
 def test_members_of_a_group_play_the_same_policies_and_groups_take_turns_with_the_seats() -> None:
-    config = small_config(**MATCHES)
+    config = small_config(
+        policies={"foe": {"scripted": "random"}},
+        policy_mapping={"b": {"foe": 0.5, "learner": 0.5}},
+        seat_rotation=True,
+    )
     dispatcher = Dispatcher(config, agents=["a", "b"])
     dispatcher.top_up(Schedule(config).step(1), steps_left=100, in_training=0)
     leases = issued(dispatcher, TASKS * (STALENESS + 1) * MEMBERS)
@@ -268,26 +266,6 @@ def test_a_resumed_run_plays_the_tasks_that_were_not_consumed_and_then_new_ones(
     before, again = draws(played + issued(dispatcher, 5)), draws(leases)
     assert {task for task, _ in before.keys() & again.keys()} == {3, 4, 5}
     assert all(again[key] == before[key] for key in before.keys() & again.keys())
-
-
-def test_a_group_knows_who_plays_whom_in_it_after_a_crash_too() -> None:
-    config, ledger = small_config(**MATCHES), Ledger()
-    dispatcher, step = Dispatcher(config, agents=["a", "b"]), Schedule(config).step(1)
-    dispatcher.top_up(step, steps_left=100, in_training=0)
-    lineups = []
-    for lease in issued(dispatcher, TASKS * MEMBERS):
-        played = answer(lease)
-        dispatcher.take_in(lease.lease_id, WORKER, played, 0.0)
-        stored = StoredGroup(lease.group_id, lease.task_index, MEMBERS, complete=True)
-        ledger.entries.setdefault(lease.group_id, Entry(stored)).episodes[lease.member] = encode_episode(
-            played
-        )
-        lineups += [lease.policies] * (lease.member == 0)
-    resumed = Dispatcher(config, {"next_group": 3, "next_task": 3}, agents=["a", "b"], store=ledger)
-    resumed.top_up(step, steps_left=100, in_training=0)
-    for taken in (dispatcher.take(step), resumed.take(step)):
-        assert taken is not None
-        assert [group.lineup for group in taken] == lineups
 
 
 def test_groups_that_were_opened_after_the_checkpoint_keep_their_ids() -> None:

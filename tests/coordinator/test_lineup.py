@@ -2,10 +2,15 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from builders import config_of
+from builders import config_of, episode_of
 
+from agentgym.coordinator.dispatcher import Dispatcher
 from agentgym.coordinator.lineup import Lineups
+from agentgym.coordinator.schedule import Schedule
+from agentgym.coordinator.store import StoredGroup
+from agentgym.episode_codec import encode_episode
 from agentgym.errors import ConfigError, RunError
+from agentgym.simulation.ledger import Entry, Ledger
 
 AGENTS = ["player_1", "player_2"]
 POLICIES = {"foe": {"scripted": "random"}, "expert": {"scripted": "expert"}}
@@ -131,3 +136,30 @@ def test_a_mapping_that_does_not_fit_the_environment_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         lineups_of(agents, **settings)
+
+
+def test_a_group_knows_who_plays_whom_in_it_after_a_crash_too() -> None:
+    config = config_of(
+        policies=POLICIES,
+        policy_mapping={"player_2": {"foe": 0.5, "learner": 0.5}},
+        seat_rotation=True,
+        rollout={"tasks_per_step": 4, "group_size": 1},
+        algorithm={"advantage": "turn_batch_mean"},
+    )
+    dispatcher, step, ledger = Dispatcher(config, agents=AGENTS), Schedule(config).step(1), Ledger()
+    dispatcher.top_up(step, steps_left=100, in_training=0)
+    lineups = []
+    for _ in range(4):
+        lease = dispatcher.issue(b"worker", 0.0)
+        assert lease is not None
+        lineups.append(lease.policies)
+        played = episode_of(group=lease.group_id, task_index=lease.task_index)
+        dispatcher.take_in(lease.lease_id, b"worker", played, 0.0)
+        stored = StoredGroup(lease.group_id, lease.task_index, 1, complete=True)
+        ledger.entries[lease.group_id] = Entry(stored, episodes={0: encode_episode(played)})
+    resumed = Dispatcher(config, {"next_group": 4, "next_task": 4}, agents=AGENTS, store=ledger)
+    resumed.top_up(step, steps_left=100, in_training=0)
+    for taken in (dispatcher.take(step), resumed.take(step)):
+        assert taken is not None
+        assert [group.lineup for group in taken] == lineups
+    assert len({tuple(lineup.items()) for lineup in lineups}) > 1
