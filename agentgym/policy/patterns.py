@@ -12,9 +12,6 @@ For every pattern a conversation is made, its answers written as the template it
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from agentgym.episode import NOT_SAMPLED
 from agentgym.errors import ModelError
 from agentgym.messages import Message, ToolSchema, assistant, system, tool_call, tool_result, user
 from agentgym.policy.answers import THINK_CLOSE, THINK_OPEN
@@ -95,9 +92,7 @@ def converse(
             heard.append(message)
             continue
         _hear(conversation, heard, tools)
-        ids = tokenizer.encode_answer(message)
-        n = len(ids)
-        conversation.append_sampled(ids, np.zeros(n, np.float32), [NOT_SAMPLED] * n, message=message)
+        conversation.append_said(message, tokenizer.encode_answer(message))
         heard = []
     _hear(conversation, heard, tools)
     return conversation

@@ -4,9 +4,10 @@ A scripted policy sees what an agent sees and nothing else: its conversation, it
 the environment sends along. It is deterministic in its seed and the episode's.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 from zlib import crc32
 
 import numpy as np
@@ -16,7 +17,6 @@ from agentgym.messages import AgentId, Message, ToolSchema, assistant
 from agentgym.registry import EnvSpec, load_attribute
 
 
-@runtime_checkable
 class ScriptedPolicy(Protocol):
     """Answers by rules; its class is built as `cls(seed=..., **kwargs)`, once for each seat of an episode."""
 
@@ -60,12 +60,18 @@ class SeededPolicy:
         """Take the policy's own seed; `reset` adds the episode's."""
         self.seed = seed
         self.agent: AgentId = ""
-        self.rng = np.random.default_rng(seed)
+        self._stream: list[int] = [seed]
 
     def reset(self, agent: AgentId, seed: int) -> None:
         """Start an episode: draw from a stream of its own for each seed, seat and episode."""
         self.agent = agent
-        self.rng = np.random.default_rng([self.seed, crc32(agent.encode()), seed])
+        self._stream = [self.seed, crc32(agent.encode()), seed]
+        self.__dict__.pop("rng", None)
+
+    @functools.cached_property
+    def rng(self) -> np.random.Generator:
+        """The generator of the episode; to make one takes as long as some turns, and not every policy draws."""
+        return np.random.default_rng(self._stream)
 
 
 class RandomLegal(SeededPolicy):
@@ -96,10 +102,10 @@ def load_scripted(
     target = names.get(path, path)
     creator = load_attribute(target)
     try:
-        policy = creator(seed=seed, **(kwargs or {}))
+        policy: ScriptedPolicy = creator(seed=seed, **(kwargs or {}))
     except TypeError as error:
         raise ConfigError(f"{target} could not be built with seed={seed}: {error}") from error
-    if not isinstance(policy, ScriptedPolicy):
+    if not (hasattr(policy, "reset") and hasattr(policy, "act")):  # isinstance takes as long as a turn
         raise ConfigError(f"{target} made a {type(policy).__name__}, which has no methods `reset` and `act`")
     return policy
 

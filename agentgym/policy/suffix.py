@@ -16,9 +16,8 @@ Skeletons are remembered by their patterns: the episodes of an environment share
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
-from weakref import WeakValueDictionary
 
 import msgpack
 
@@ -47,25 +46,24 @@ class Kind(NamedTuple):
 
 
 class Pattern:
-    """The kinds of the messages of a conversation. There is one object for each sequence, so that it can be a key."""
+    """The kinds of the messages of a conversation.
 
-    __slots__ = ("__weakref__", "_longer", "_shorter", "kind")
+    Conversations of the same kinds share one object, which is a key, as long as it is remembered.
+    """
+
+    __slots__ = ("_shorter", "kind")
 
     def __init__(self, shorter: "Pattern | None" = None, kind: Kind | None = None) -> None:
         """Do not call: begin with `EMPTY` and go on with `then`."""
         self.kind = kind
         """Of the last message; None where there is none."""
         self._shorter = shorter
-        self._longer: WeakValueDictionary[Kind, Pattern] = WeakValueDictionary()
 
-    def then(self, kinds: Iterable[Kind]) -> "Pattern":
+    def then(self, *kinds: Kind) -> "Pattern":
         """Return the pattern with these behind it."""
         pattern = self
         for kind in kinds:
-            longer = pattern._longer.get(kind)
-            if longer is None:
-                longer = pattern._longer[kind] = Pattern(pattern, kind)
-            pattern = longer
+            pattern = _longer(pattern, kind)
         return pattern
 
     def kinds(self) -> list[Kind]:
@@ -79,18 +77,20 @@ class Pattern:
         return kinds[::-1]
 
 
+_longer = functools.lru_cache(16 * REMEMBERED)(Pattern)
+
 EMPTY = Pattern()
 """Of a conversation that has not begun."""
 
 
 def kind_of(message: Message, written: str | None = None) -> Kind:
     """Return the kind of a message; of an answer, `written` is its text as it was sampled."""
-    if message["role"] != "assistant":
-        words = message["content"] if message["role"] == "system" else ""
-        return Kind(message["role"], bool(message["content"]), system=words)
-    thinking = thinking_of(message["content"] if written is None else written)
-    speaks = bool(words_of(message["content"]).strip())
-    return Kind("assistant", speaks, thinking, len(message.get("tool_calls", [])))
+    role, content = message["role"], message["content"]
+    if role != "assistant":
+        return Kind(role, bool(content), system=content if role == "system" else "")
+    thinking = thinking_of(content if written is None else written)
+    speaks = bool(words_of(content).strip())
+    return Kind("assistant", speaks, thinking, len(message["tool_calls"]) if "tool_calls" in message else 0)
 
 
 def suffix(

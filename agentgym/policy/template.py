@@ -111,25 +111,25 @@ class ChatTokenizer:
         """Return the text of sampled ids; a stop token at the end is left out."""
         return self._text_once(tuple(ids))
 
-    def encode_answer(self, message: Message) -> list[int]:
+    def encode_answer(self, message: Message) -> tuple[int, ...]:
         """Return the ids of an assistant turn as the template writes it, the end token included.
 
         These are the ids that a scripted policy "samples".
         """
-        return list(self._encode_answer_once(msgpack.packb(message)))
+        return self._encode_answer_once(msgpack.packb(message))
 
     def _text(self, ids: tuple[int, ...]) -> str:
         return self.decode(ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids)
 
-    def _encode_answer(self, packed: bytes) -> list[int]:
+    def _encode_answer(self, packed: bytes) -> tuple[int, ...]:
         message: Message = msgpack.unpackb(packed, strict_map_key=False)
         asked = [user("?")]
         prompt = self.render(asked)
         text = self.render([*asked, message], generation_prompt=False)
         end = self.end_of_turn(text, len(prompt)) if text.startswith(prompt) else None
         if end is None:  # the template opens its answers with something a message cannot hold
-            return [*self.encode(answer_text(message)), self.stop_token_ids[0]]
-        return self.encode(text[len(prompt) : end[1]])
+            return (*self.encode(answer_text(message)), self.stop_token_ids[0])
+        return tuple(self.encode(text[len(prompt) : end[1]]))
 
     def end_of_turn(self, text: str, start: int) -> tuple[int, int] | None:
         """Return where the first stop token at or after `start` begins and ends; None if there is none."""

@@ -32,8 +32,8 @@ from agentgym.policy.suffix import EMPTY, kind_of, suffix
 from agentgym.policy.template import ChatTokenizer
 
 Routes = NDArray[np.unsignedinteger[Any]]
-_Sampled = tuple[int, int, Sequence[float] | NDArray[np.float32], Sequence[int] | NDArray[np.int32]]
-"""Where an answer lies in a branch, from and to, its log-probabilities and its versions."""
+_Sampled = tuple[Sequence[float] | NDArray[np.float32], Sequence[int] | NDArray[np.int32]]
+"""The log-probabilities of an answer and its versions."""
 
 
 class Span(NamedTuple):
@@ -91,7 +91,7 @@ class Conversation:
         self._tools = tuple(tools)
         self._packed_tools = msgpack.packb(self._tools)
         self.messages = list(messages)
-        self._pattern = EMPTY.then(map(kind_of, messages))
+        self._pattern = EMPTY.then(*map(kind_of, messages))
         self._open_branch()
 
     def append_sampled(
@@ -101,39 +101,48 @@ class Conversation:
         versions: Sequence[int] | NDArray[np.int32],
         routes: Routes | None = None,
         routes_start: int | None = None,
-        *,
-        message: Message | None = None,
     ) -> Span:
-        """Append an answer exactly as it was sampled.
+        """Append an answer exactly as it was sampled; `messages` gets what it means.
 
         Args:
             tokens: ids [n], the sampled stop token included.
             logprobs: [n].
-            versions: [n]; NOT_SAMPLED for answers of scripted policies.
+            versions: [n].
             routes: [rows, L, k] for the positions from `routes_start` on. A row that is here already stays.
             routes_start: a position in the branch; by default what the property of this name says.
-            message: what the ids mean; parsed from them if not given.
         """
-        if not len(tokens):
-            raise IntegrityError(
-                "an answer has no tokens: there is nothing that its reward could be given to"
-            )
         if not len(tokens) == len(logprobs) == len(versions):
             raise IntegrityError(
                 f"an answer of {len(tokens)} tokens has {len(logprobs)} log-probabilities and "
                 f"{len(versions)} versions"
             )
         branch = self.branches[-1]
-        span = Span(self.branch, len(branch.tokens), len(branch.tokens) + len(tokens))
-        branch.append(tokens, logprobs, versions)
+        text = self._tokenizer.text(tokens)
+        span = self._append_answer(
+            self._tokenizer.read(text, self._tools), tokens, text, (logprobs, versions)
+        )
         if routes is not None:
             branch.add_routes(routes, branch.routed if routes_start is None else routes_start)
-        text = self._tokenizer.text(tokens)
-        self.messages.append(message if message is not None else self._tokenizer.read(text, self._tools))
-        kind = kind_of(self.messages[-1], text)
+        return span
+
+    def append_said(self, message: Message, tokens: Sequence[int]) -> Span:
+        """Append an answer that no policy server sampled, and the ids [n] that stand for it, the end token included."""
+        return self._append_answer(message, tokens, self._tokenizer.text(tokens))
+
+    def _append_answer(
+        self, message: Message, tokens: Sequence[int], text: str, sampled: _Sampled | None = None
+    ) -> Span:
+        if not len(tokens):
+            raise IntegrityError(
+                "an answer has no tokens: there is nothing that its reward could be given to"
+            )
+        branch = self.branches[-1]
+        span = Span(len(self.branches) - 1, *branch.append(tokens, sampled))
+        self.messages.append(message)
+        kind = kind_of(message, text)
         if self._keep_thinking:
             kind = kind._replace(thinking=Thinking.NONE)
-        self._pattern = self._pattern.then([kind])
+        self._pattern = self._pattern.then(kind)
         return span
 
     def append_messages(self, new: Sequence[Message]) -> bool:
@@ -144,7 +153,7 @@ class Conversation:
         """
         ids = suffix(self._tokenizer, self._packed_tools, self._pattern, self.messages[-1], new)
         self.messages += new
-        self._pattern = self._pattern.then(map(kind_of, new))
+        self._pattern = self._pattern.then(*map(kind_of, new))
         if ids is None:
             self._open_branch()
             return False
@@ -167,18 +176,16 @@ class Branch:
         """What the policy read and wrote; what is added to it here was read."""
         self.routed = 0
         """Tokens whose route rows are here: always the first ones."""
-        self._sampled: list[_Sampled] = []
+        self._answers: list[tuple[int, int, _Sampled | None]] = []
+        """Where each answer lies, from and to; None where no policy server sampled it."""
         self._routes: list[Routes] = []
 
-    def append(
-        self,
-        tokens: Sequence[int],
-        logprobs: Sequence[float] | NDArray[np.float32],
-        versions: Sequence[int] | NDArray[np.int32],
-    ) -> None:
-        """Append sampled tokens."""
-        self._sampled.append((len(self.tokens), len(self.tokens) + len(tokens), logprobs, versions))
+    def append(self, tokens: Sequence[int], sampled: _Sampled | None) -> tuple[int, int]:
+        """Append an answer; return where it lies, from and to."""
+        start, end = len(self.tokens), len(self.tokens) + len(tokens)
+        self._answers.append((start, end, sampled))
         self.tokens += tokens
+        return start, end
 
     def add_routes(self, routes: Routes, start: int) -> None:
         """Keep the rows of positions that have none yet."""
@@ -193,15 +200,15 @@ class Branch:
             self.routed += len(rows)
 
     def arrays(self) -> BranchArrays:
-        """Return the branch up to its last sampled token: what was read after it is not learned from."""
-        K = self._sampled[-1][1] if self._sampled else 0
+        """Return the branch up to the last token of an answer: what was read after it is not learned from."""
+        K = self._answers[-1][1] if self._answers else 0
         loss_mask = np.zeros(K, np.bool_)
         logprobs = np.zeros(K, np.float32)
         versions = np.full(K, NOT_SAMPLED, np.int32)
-        for start, end, their_logprobs, their_versions in self._sampled:
+        for start, end, sampled in self._answers:
             loss_mask[start:end] = True
-            logprobs[start:end] = their_logprobs
-            versions[start:end] = their_versions
+            if sampled is not None:
+                logprobs[start:end], versions[start:end] = sampled
         routes = None
         if self._routes:
             known = np.concatenate(self._routes)[:K]

@@ -8,6 +8,8 @@
 Drivers are synchronous and check the environment's contract: what it breaks is an EnvError that says what was
 returned and what was expected. They know no tokens and no policies.
 
+What they return is made anew in every turn, and frozen records would take three times as long to make.
+
 Rewards reach an agent's *previous* answer. In an AEC environment `last()` gives an agent what it accumulated since
 it acted; the driver reports it when the agent is selected again, or when it is stepped out with None.
 """
@@ -26,7 +28,7 @@ from agentgym.rewards import Score, reward_methods, score
 Info = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """An agent that must answer now."""
 
@@ -38,7 +40,7 @@ class Request:
     is in it stays in the environment's process."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What an agent got since its last answer."""
 
@@ -49,7 +51,7 @@ class Outcome:
     truncated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class State:
     """Where a play stands."""
 
@@ -331,6 +333,8 @@ def _info(info: Any) -> Info:
     """Return an info whose three keys with a meaning mean it; see `agentgym.env`."""
     if type(info) is not dict and not isinstance(info, Mapping):  # the second question is slow
         raise EnvError(f"info is {type(info).__name__}; expected a dictionary")
+    if not info:
+        return info
     if "success" in info and not _is_number(info["success"]):
         raise EnvError(f"info['success'] is {info['success']!r:.60}; expected a number from 0 to 1")
     for name in ("rewards", "metrics"):

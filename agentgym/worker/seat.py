@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from agentgym.episode import NOT_SAMPLED, REPLAYED, SCRIPTED, EndReason, Trajectory, Turn
+from agentgym.episode import REPLAYED, SCRIPTED, EndReason, Trajectory, Turn
 from agentgym.errors import PolicyError, PolicyUnavailableError
 from agentgym.messages import AgentId, Message, ToolSchema, shortened, system
 from agentgym.policy.client import Completion, Policy, Sampling, Speaker
@@ -81,6 +81,8 @@ class Seat:
         self._tokenizer = tokenizer
         self._sampling = sampling
         self._limits = limits
+        # What a teacher says is read by the model that is trained; the words of an opponent never are.
+        self._reads = trainable or not isinstance(player, Script | Speaker)
         self._tools = tools
         self._keep_thinking = keep_thinking
         self._opening: list[Message] = [system(system_prompt)] if system_prompt else []
@@ -100,9 +102,7 @@ class Seat:
             self._conversation.initial([*self._opening, *new], self._tools)
         else:
             self._conversation.append_messages(new)
-        # What a teacher says is read by the model that is trained; the words of an opponent never are.
-        read = self._trainable or not isinstance(self._player, Script | Speaker)
-        if read and self._room() < 1:
+        if self._reads and self._room() < 1:
             return EndReason.CONTEXT if self._limits.context else EndReason.MAX_TOKENS
         return None
 
@@ -129,8 +129,7 @@ class Seat:
         assert self._conversation is not None
         if tokens is None:
             tokens = self._tokenizer.encode_answer(message)
-        n = len(tokens)
-        span = self._conversation.append_sampled(tokens, [0.0] * n, [NOT_SAMPLED] * n, message=message)
+        span = self._conversation.append_said(message, tokens)
         self._turns.append(_Draft(span, message, finish, seconds))
 
     async def answer(self) -> Message:

@@ -58,7 +58,7 @@ class Seating:
         self._env = env
         self._max_turns = env.max_turns or env_spec.max_turns or DEFAULT_MAX_TURNS
         self._policies = policies
-        self._sampling = sampling
+        self._sampling = sampling.model_dump()
         self._tokenizer = tokenizer
         self._trained = trained
         self.served: Mapping[str, Served] = served or {}
@@ -81,7 +81,7 @@ class Seating:
             self._player(policy, lease),
             trainable=policy in self._trained,
             tokenizer=tokenizer,
-            sampling=Sampling(**self._sampling.model_dump(), stop_token_ids=tuple(tokenizer.stop_token_ids)),
+            sampling=Sampling(**self._sampling, stop_token_ids=tuple(tokenizer.stop_token_ids)),
             limits=self._limits(served),
             system_prompt=opening.system_prompt,
             tools=opening.tools,

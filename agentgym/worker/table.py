@@ -17,7 +17,7 @@ import random
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,7 +44,7 @@ class Opening:
     tools: list[ToolSchema]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Move:
     """One call of the environment."""
 
@@ -56,7 +56,7 @@ class Move:
     """What agents that are not asked have got since their last answers; it counts if the play is cut here."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Hop:
     """What happened until an answer is needed from elsewhere, or the play is over, or it failed."""
 
@@ -101,7 +101,7 @@ class Table:
         try:
             self._enter(hop, {}, "reset", self._driver.reset, seed)
         except EnvError as failure:
-            return replace(hop, failure=failure)
+            hop.failure = failure
         return hop
 
     def act(self, answers: Mapping[AgentId, Message], scripts: Mapping[AgentId, Script]) -> Hop:
@@ -110,22 +110,23 @@ class Table:
         Raises:
             ConfigError: a script names no scripted policy.
         """
-        hop, until = Hop(), time.monotonic() + SLICE_SECONDS
+        hop, until, players = Hop(), time.monotonic() + SLICE_SECONDS, self._players
         try:
             for agent, script in scripts.items():
-                self._players[agent] = _Player(script, agent, self._openings[agent], self._seed, self._spec)
+                players[agent] = _Player(script, agent, self._openings[agent], self._seed, self._spec)
             while True:
                 said = {
-                    request.agent: self._players[request.agent].answer(request)
+                    request.agent: players[request.agent].answer(request)
                     for request in self._state.requests
-                    if request.agent in self._players
+                    if request.agent in players
                 }
-                self._enter(hop, said, "step", self._driver.act, {**answers, **said})
+                self._enter(hop, said, "step", self._driver.act, {**answers, **said} if answers else said)
                 answers = {}
                 if not self._goes_on() or time.monotonic() > until:
                     return hop
         except (EnvError, PolicyError) as failure:
-            return replace(hop, failure=failure)
+            hop.failure = failure
+            return hop
 
     def score(self, episode: Episode, paths: Sequence[str]) -> list[Score]:
         """Return what reward functions give for the episode: the environment's, then those that `paths` name."""
@@ -139,28 +140,27 @@ class Table:
     def _enter(
         self, hop: Hop, said: dict[AgentId, Message], what: str, call: Callable[..., State], *args: Any
     ) -> None:
-        def enter() -> Move:
+        move = Move(said, State())  # what was said last is worth knowing, whatever comes of it
+        hop.moves.append(move)
+
+        def enter() -> None:
             state = self._state = call(*args)
             for agent in self._newcomers(state):
                 self._openings[agent] = hop.openings[agent] = self._opening(agent)
-            return Move(said, state, self._driver.outstanding())
+            move.state, move.outstanding = state, self._driver.outstanding()
 
-        try:
-            hop.moves.append(call_env(what, enter))
-        except EnvError:
-            hop.moves.append(Move(said, State()))  # what was said last is worth knowing
-            raise
+        call_env(what, enter)
 
     def _opening(self, agent: AgentId) -> Opening:
         return Opening(self._driver.system_prompt(agent), self._driver.tools(agent))
 
     def _newcomers(self, state: State) -> list[AgentId]:
         known = self._openings
-        agents = [o.agent for o in state.outcomes if o.agent not in known]
-        agents += [r.agent for r in state.requests if r.agent not in known]
+        agents = [outcome.agent for outcome in state.outcomes]
+        agents += [request.agent for request in state.requests]
         if not known:
             agents += self._driver.agents()
-        return list(dict.fromkeys(agents))
+        return [agent for agent in dict.fromkeys(agents) if agent not in known]
 
     def _goes_on(self) -> bool:
         """Whether the next answers are all those of scripted players that may still give one."""

@@ -28,7 +28,7 @@ def probabilities_of(model: Path, *, temperature: float, max_tokens: int) -> Pro
     tokenizer = ChatTokenizer(model)
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
 
-    def ids_of(message: Message) -> list[int]:
+    def ids_of(message: Message) -> Sequence[int]:
         return tokenizer.encode_answer(message)[:max_tokens]
 
     def prompt_of(messages: Sequence[Message]) -> list[int]:
@@ -37,8 +37,7 @@ def probabilities_of(model: Path, *, temperature: float, max_tokens: int) -> Pro
         conversation = Conversation(tokenizer)
         conversation.initial(messages[: said[0] if said else None])
         for here, after in pairwise([*said, len(messages)]):
-            ids = ids_of(messages[here])
-            conversation.append_sampled(ids, [0.0] * len(ids), [0] * len(ids), message=messages[here])
+            conversation.append_said(messages[here], ids_of(messages[here]))
             conversation.append_messages(messages[here + 1 : after])
         return conversation.prompt
 

@@ -326,8 +326,7 @@ def test_arrays_of_different_lengths_are_refused(tokenizer: ChatTokenizer):
 def test_a_scripted_answer_reads_as_the_template_writes_it(tokenizer: ChatTokenizer):
     message = assistant("Let me see.", [tool_call("f", '{"a": 1}', "call_0")])
     conversation = begin(tokenizer, user("U"))
-    ids = tokenizer.encode_answer(message)
-    conversation.append_sampled(ids, [0.0] * len(ids), [NOT_SAMPLED] * len(ids), message=message)
+    conversation.append_said(message, tokenizer.encode_answer(message))
     conversation.append_messages([tool_result("2", message["tool_calls"][0])])
     said = [user("U"), message, tool_result("2", message["tool_calls"][0])]
     assert conversation.prompt == tokenizer.encode_chat(said)
