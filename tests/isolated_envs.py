@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import numpy as np
+from broken_envs import HashesTexts
 
 from agentgym.env import Env
 from agentgym.messages import assistant
@@ -25,6 +26,12 @@ class GlobalDice(Env):
 
     def step(self, action: str) -> Any:
         return f"{random.random()} {np.random.random()}", 0.0, False, False, {"not plain": {1, 2}}
+
+
+class HashesTextsAlone(HashesTexts):
+    """In processes that all hash alike."""
+
+    isolation = "process"
 
 
 class Turn(Env):

@@ -17,6 +17,7 @@ from rich.text import Text
 from agentgym.check import rules, tool_rules, worker_rules
 from agentgym.check.rule import RULES, NotApplicable
 from agentgym.check.subject import Options, Subject, attempt
+from agentgym.check.worker_rules import hashing
 from agentgym.lifeline import die_with_parent
 from agentgym.registry import spec
 
@@ -75,7 +76,7 @@ def check(env_id: str, options: Options) -> Iterator[Result]:
     Raises:
         ConfigError: there is no such environment.
     """
-    spec(env_id)
+    env_spec = spec(env_id)
     left, losses = list(RULES), 0
     context = multiprocessing.get_context("spawn")
     while left:
@@ -84,7 +85,8 @@ def check(env_id: str, options: Options) -> Iterator[Result]:
             return
         ours, theirs = context.Pipe(duplex=False)
         child = context.Process(target=_child, args=(theirs, env_id, options, left, os.getpid()))
-        child.start()
+        with hashing(env_spec):
+            child.start()
         theirs.close()
         try:
             for result in _results(ours, list(left), options.timeout):

@@ -1,5 +1,6 @@
 """The rules about where it is played: in whatever process, the same tasks; on a worker's event loop, quickly."""
 
+import contextlib
 import multiprocessing
 import os
 import time
@@ -8,8 +9,10 @@ from multiprocessing.connection import Connection
 
 from agentgym.check.rule import NotApplicable, rule
 from agentgym.check.subject import Actions, Options, Play, Subject, attempt, difference
+from agentgym.registry import EnvSpec
+from agentgym.worker.isolated import HASH_SEED
 
-HASH_SEED = "20240229"
+OTHER_HASH_SEED = "20240229"
 START_SECONDS = 120.0
 INLINE_SECONDS = 0.01
 """A call of an environment that is played on the event loop may take this long."""
@@ -22,11 +25,11 @@ Recorded = tuple[int, str, list[Actions]]
 
 @rule(
     "processes",
-    "Another process builds it and plays the same episodes, also where texts hash differently.",
+    "Another process builds it and plays the same episodes, also where texts hash differently, as they do in workers.",
     "Register it in a module that workers can import; sort what comes out of sets, and use no hash() of texts.",
 )
 def processes(subject: Subject) -> Iterator[str]:
-    """Play the recorded episodes again in a new process with another hash seed."""
+    """Play the recorded episodes again in a new process, which hashes texts as another worker may."""
     if subject.wanders:
         raise NotApplicable("episodes are not deterministic to begin with")
     plays = subject.plays
@@ -36,14 +39,8 @@ def processes(subject: Subject) -> Iterator[str]:
     child = context.Process(
         target=_replay, args=(theirs, subject.env_id, subject.options, recorded), daemon=True
     )
-    before = os.environ.get("PYTHONHASHSEED")
-    os.environ["PYTHONHASHSEED"] = HASH_SEED  # read by an interpreter when it starts
-    try:
+    with hashing(subject.spec, OTHER_HASH_SEED):
         child.start()
-    finally:
-        os.environ.pop("PYTHONHASHSEED")
-        if before is not None:
-            os.environ["PYTHONHASHSEED"] = before
     theirs.close()
     try:
         yield from _compare(subject, plays, ours)
@@ -51,6 +48,21 @@ def processes(subject: Subject) -> Iterator[str]:
         child.kill()
         child.join()
         ours.close()
+
+
+@contextlib.contextmanager
+def hashing(env_spec: EnvSpec, seed: str | None = None) -> Iterator[None]:
+    """Start processes that hash texts by `seed`, or as all processes of their own do that workers have."""
+    before = os.environ.get("PYTHONHASHSEED")
+    seed = HASH_SEED if env_spec.isolation == "process" else seed
+    if seed is not None:
+        os.environ["PYTHONHASHSEED"] = seed  # read by an interpreter when it starts
+    try:
+        yield
+    finally:
+        os.environ.pop("PYTHONHASHSEED", None)
+        if before is not None:
+            os.environ["PYTHONHASHSEED"] = before
 
 
 def _compare(subject: Subject, plays: Sequence[Play], connection: Connection) -> Iterator[str]:

@@ -26,6 +26,9 @@ GRACE_SECONDS = 1.0
 END_SECONDS = 10.0
 """For a killed process to be gone."""
 
+HASH_SEED = "0"
+"""PYTHONHASHSEED of all these processes: the order of a set must not differ from one to another."""
+
 Ending = tuple[int | None, str]
 """Exit status (negative: a signal; None: unknown) and last words."""
 
@@ -90,11 +93,10 @@ class Nursery:
                 [sys.executable, "-m", "agentgym.worker.zygote", str(number), self._env_id, str(os.getpid())],
                 pass_fds=[number],
                 stdin=subprocess.DEVNULL,
-                # The order of a set must not differ from child to child.
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                    "PYTHONHASHSEED": "0",
+                    "PYTHONHASHSEED": HASH_SEED,
                 },
             )
         asyncio.get_running_loop().add_reader(self._control, self._receive)

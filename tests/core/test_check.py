@@ -114,6 +114,11 @@ def test_an_order_that_depends_on_hashes_shows_in_another_process() -> None:
     assert "the first time and" in result.findings[0]
 
 
+def test_processes_that_workers_keep_for_one_environment_hash_alike() -> None:
+    found = {r.rule: r for r in check("isolated_envs:HashesTextsAlone", Options())}
+    assert found["processes"].status == "ok"
+
+
 def test_a_call_that_never_returns_fails_its_rule_and_not_the_command() -> None:
     found = {r.rule: r for r in check("broken_envs:Hangs", Options(timeout=1.0))}
     assert found["builds"].status == "ok"
