@@ -43,11 +43,12 @@ from agentgym.config import ServerConfig
 from agentgym.log import setup_logging
 from agentgym.policy.server import run_server
 if __name__ == "__main__":
-    model, config, bind, coordinator = sys.argv[1:]
+    model, config, bind, coordinator, silence = sys.argv[1:]
     setup_logging("server")
     run_server(
         model=Path(model), config=ServerConfig.model_validate_json(config), bind=bind,
         coordinator=coordinator, name="server-under-test", parent_pid=os.getppid(), heartbeat_interval=0.2,
+        silence_timeout=float(silence),
     )
 """
 
@@ -55,7 +56,7 @@ if __name__ == "__main__":
 class RunningServer:
     """A policy server process; the test is its coordinator."""
 
-    def __init__(self, model: Path, folder: Path, **config: object) -> None:
+    def __init__(self, model: Path, folder: Path, *, silence: float = 600.0, **config: object) -> None:
         self.model = model
         self.log = folder / "server.log"
         self._socket = open_socket(zmq.Context.instance(), zmq.ROUTER)
@@ -67,6 +68,7 @@ class RunningServer:
                 [
                     *(sys.executable, "-c", PARENT, SERVER),
                     *(str(model), settings.model_dump_json(), f"ipc://{folder}/server", coordinator),
+                    str(silence),
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -6,7 +6,7 @@
 Every request is answered exactly once: with a completion (an aborted one has finish_reason "abort"), or with
 an error that says why. A message that cannot be read is answered with an error and counted; it never ends the
 server. The server ends when it is drained, when its parent process dies, when vLLM's process dies, and when
-the coordinator has been silent for `silence_timeout` seconds. Requests that vLLM's death leaves in hand are not
+that or the coordinator has been silent for `silence_timeout` seconds. Requests that vLLM's death leaves in hand are not
 answered: their clients see the connection go and ask again, this server's successor or another one.
 """
 
@@ -89,7 +89,8 @@ def run_server(
         parent_pid: end when this process is no longer the parent; None for servers started by hand.
         keys: of the run, if it has some.
         heartbeat_interval: seconds.
-        silence_timeout: seconds without a sign of the coordinator after which the server ends.
+        silence_timeout: seconds without a sign of the coordinator, or of vLLM's own process, after which the server
+            ends.
     """
     if parent_pid is not None:
         die_with_parent(parent_pid)
@@ -128,7 +129,7 @@ async def serve(
     Raises:
         ConfigError: `bind` cannot be bound, or other machines reach it and there are no keys.
         ModelError: the model folder cannot be served.
-        RunError: vLLM's process died, or the coordinator fell silent.
+        RunError: vLLM's process died, or it or the coordinator fell silent.
     """
     refuse_public_bind(bind, keyed=keys is not None)
     context = open_context(keys)
@@ -194,10 +195,15 @@ class PolicyServer:
             "version": float(self._engine.version),
         }
 
-    def measure(self) -> None:
-        """Ask vLLM how full it is, for the next `stats`; it answers between two engine steps."""
-        if self._measuring is None or self._measuring.done():
-            self._measuring = asyncio.get_running_loop().create_task(self._measure())
+    def measure(self) -> bool:
+        """Ask vLLM how full it is, for the next `stats`; return whether it has answered when it was asked before.
+
+        It answers between two engine steps.
+        """
+        if self._measuring is not None and not self._measuring.done():
+            return False
+        self._measuring = asyncio.get_running_loop().create_task(self._measure())
+        return True
 
     async def _measure(self) -> None:
         with contextlib.suppress(PolicyError):  # its death is noticed elsewhere
@@ -297,10 +303,17 @@ async def _until_drained(
 ) -> None:
     """Report to the coordinator and do what it orders; return after it ordered to drain."""
     loads: set[asyncio.Task[None]] = set()
+    unanswered = 0
     while not server.engine.dead:
+        # A weight update may take longer.
+        unanswered = 0 if server.measure() or loads else unanswered + 1
         for load in [task for task in loads if task.done()]:
             loads.remove(load)
             load.result()
+        if unanswered * interval > silence_timeout:
+            raise RunError(
+                f"vLLM's own process has not answered for {unanswered * interval:.0f} s; {name} ends"
+            )
         if link is None:
             await asyncio.sleep(interval)
             continue
@@ -308,7 +321,6 @@ async def _until_drained(
             raise RunError(f"the coordinator refused {name}: {link.refusal}")
         if link.silence > silence_timeout:
             raise RunError(f"the coordinator was silent for {link.silence:.0f} s; {name} ends")
-        server.measure()
         link.tell(Heartbeat(stats=server.stats) if link.welcomed else _hello(server, name, policy))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(interval):

@@ -1,22 +1,27 @@
 """A real vLLM with an upcycled Llama, which is a Mixtral with a tied output layer, against transformers."""
 
 import asyncio
+import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from policy_builders import RunningServer, mixtral_model, perturbed, reference_logprobs, same_routes
+from policy_builders import RunningServer, gone, mixtral_model, perturbed, reference_logprobs, same_routes
 
 from agentgym.policy.client import Completion, PolicyClient, Sampling
+from agentgym.protocol import Heartbeat
 
+SILENCE = 20.0
 PROMPT = [2, 40, 41, 42, 1, 3, 50, 51, 52, 53, 1, 4]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("mixtral")
-    running = RunningServer(mixtral_model(folder), folder)
+    running = RunningServer(mixtral_model(folder), folder, silence=SILENCE)
     yield running
     running.stop()
 
@@ -41,3 +46,16 @@ def test_logprobs_and_routes_are_those_of_transformers_before_and_after_an_updat
         assert found.routes is not None
         assert found.routes.shape[1:] == (2, 2)
         assert same_routes(found.routes, model, [*PROMPT, *found.tokens.tolist()])
+
+
+def test_the_server_ends_when_vllms_own_process_stands_still(server: RunningServer) -> None:
+    _, *vllm = server.process_ids()
+    for pid in vllm:
+        os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 3 * SILENCE
+    while (status := server.parent.poll()) is None and time.monotonic() < deadline:
+        server.tell(Heartbeat())
+        time.sleep(0.5)
+    assert status == 1
+    assert "vLLM's own process has not answered for 20 s" in server.log.read_text()
+    assert all(gone(pid) for pid in vllm)
