@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from agentgym.busy import CpuShare
+from agentgym.busy import CpuShare, forget_startup
 from agentgym.config import Config
 from agentgym.episode import turns_of
 from agentgym.episode_codec import encode_episode
@@ -114,6 +114,7 @@ class Worker:
                     f"the coordinator at {self._address} did not answer within {limits.start_timeout:g} s; "
                     + ("is the key on its list?" if self._keys else "if it has keys, give --keys")
                 ) from None
+            forget_startup()
             self._channel.send(Ready(credits=self._config.workers.slots))
             while not self._ended.is_set():
                 self._channel.send(Heartbeat(stats=self._stats()))
