@@ -33,7 +33,8 @@ def parse(env: Any, agent: AgentId, text: str) -> int | None:
     if answer not in prompts.CHOICES:
         return None
     action = to_pettingzoo(prompts.CHOICES.index(answer))
-    return action if env.observe(agent)["action_mask"][action] else None
+    # What a mover may play is asked for all nine cells in every turn; its observation would be built each time.
+    return action if agent == env.agent_selection and action in env.unwrapped.board.legal_moves() else None
 
 
 class TicTacToe(TextAECWrapper):
