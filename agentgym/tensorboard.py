@@ -23,7 +23,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from agentgym.errors import RunError
 
 _numbers = itertools.count()
-"""Of the event files that this process opens."""
+"""Of the event files that this process opens: TensorBoard reads those of one second in the order of their names."""
 
 
 class TensorBoard:
@@ -34,7 +34,7 @@ class TensorBoard:
 
     def __init__(self, directory: Path, *, first_step: int | None = None) -> None:
         """Open a new event file; TensorBoard discards what earlier ones hold from `first_step` on."""
-        place = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+        place = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers):06d}"
         self._path = directory / f"events.out.tfevents.{place}"
         with _explained(self._path):
             directory.mkdir(parents=True, exist_ok=True)

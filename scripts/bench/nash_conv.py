@@ -41,9 +41,9 @@ def probabilities_of(model: Path, *, temperature: float, max_tokens: int) -> Pro
             conversation.append_messages(messages[here + 1 : after])
         return conversation.prompt
 
-    def probability(prompt: list[int], answer: list[int]) -> float:
+    def probability(prompt: list[int], answer: Sequence[int]) -> float:
         with torch.no_grad():
-            logits_KV = network(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+            logits_KV = network(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
         logprobs_KV = (logits_KV / temperature).log_softmax(-1)
         return float(logprobs_KV.gather(1, torch.tensor(answer)[:, None]).sum().exp())
 
