@@ -308,7 +308,7 @@ class Dispatcher:
         """Open the next group that an earlier run left on the disk; what it has not of it is played."""
         stored = self._stored[0]
         group_id, task = stored.group_id, stored.task_index
-        policies = (self._drawn if stored.complete else partial(self._policies, step))(group_id, task)
+        policies = self._drawn(group_id, task) if stored.complete else self._policies(step, group_id, task)
         if policies is None:
             return False
         self._stored.popleft()
