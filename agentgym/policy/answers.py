@@ -57,8 +57,6 @@ def thinking_of(text: str) -> Thinking:
 
 def words_of(text: str) -> str:
     """Return what an answer says after its thinking."""
-    if "<" not in text:
-        return text
     if thinking_of(text) is Thinking.OPEN:
         return ""
     return text.rpartition(THINK_CLOSE)[2]

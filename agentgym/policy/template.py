@@ -128,8 +128,8 @@ class ChatTokenizer:
         text = self.render([*asked, message], generation_prompt=False)
         end = self.end_of_turn(text, len(prompt)) if text.startswith(prompt) else None
         if end is None:  # the template opens its answers with something a message cannot hold
-            return (*self.encode(answer_text(message)), self.stop_token_ids[0])
-        return tuple(self.encode(text[len(prompt) : end[1]]))
+            return (*self._encode_once(answer_text(message)), self.stop_token_ids[0])
+        return self._encode_once(text[len(prompt) : end[1]])
 
     def end_of_turn(self, text: str, start: int) -> tuple[int, int] | None:
         """Return where the first stop token at or after `start` begins and ends; None if there is none."""

@@ -110,17 +110,17 @@ class Table:
         Raises:
             ConfigError: a script names no scripted policy.
         """
-        hop, until, players = Hop(), time.monotonic() + SLICE_SECONDS, self._players
+        hop, until = Hop(), time.monotonic() + SLICE_SECONDS
         try:
             for agent, script in scripts.items():
-                players[agent] = _Player(script, agent, self._openings[agent], self._seed, self._spec)
+                self._players[agent] = _Player(script, agent, self._openings[agent], self._seed, self._spec)
             while True:
                 said = {
-                    request.agent: players[request.agent].answer(request)
+                    request.agent: self._players[request.agent].answer(request)
                     for request in self._state.requests
-                    if request.agent in players
+                    if request.agent in self._players
                 }
-                self._enter(hop, said, "step", self._driver.act, {**answers, **said} if answers else said)
+                self._enter(hop, said, "step", self._driver.act, {**answers, **said})
                 answers = {}
                 if not self._goes_on() or time.monotonic() > until:
                     return hop
