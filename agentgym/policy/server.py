@@ -305,7 +305,7 @@ async def _until_drained(
     loads: set[asyncio.Task[None]] = set()
     unanswered = 0
     while not server.engine.dead:
-        # A weight update may take longer.
+        # A weight update may take longer. By turns, not by the clock: one that was stopped itself blames nobody.
         unanswered = 0 if server.measure() or loads else unanswered + 1
         for load in [task for task in loads if task.done()]:
             loads.remove(load)
