@@ -237,13 +237,14 @@ class Channel:
         """Send a message; `to` is the peer's identity on a ROUTER socket.
 
         Raises:
-            WireError: the peer has not read for so long that the socket's high-water mark is reached.
+            WireError: the peer has not read for so long that the socket's high-water mark is reached, or has refused
+                the connection.
         """
         frames = pack(header, arrays, request_id=request_id)
         try:
             self._socket.send_multipart([to, *frames] if self._routed else frames, zmq.NOBLOCK, copy=False)
         except zmq.Again as error:
-            raise WireError(f"a {header.kind!r} message could not be sent: the peer does not read") from error
+            raise WireError(f"a {header.kind!r} message could not be sent: nobody reads it") from error
         # The descriptor is edge-triggered: a send may consume the edge of a message that arrived meanwhile.
         self._schedule_drain()
 

@@ -104,16 +104,7 @@ class Worker:
         self._channel = Channel(socket, self._receive, self._garbage)
         limits = self._config.coordinator
         try:
-            hello = Hello(role="worker", name=self._name, protocol=PROTOCOL_VERSION, pid=os.getpid())
-            self._channel.send(hello)
-            try:
-                async with asyncio.timeout(limits.start_timeout):
-                    await self._welcomed.wait()
-            except TimeoutError:
-                raise RunError(
-                    f"the coordinator at {self._address} did not answer within {limits.start_timeout:g} s; "
-                    + ("is the key on its list?" if self._keys else "if it has keys, give --keys")
-                ) from None
+            await self._say_hello(self._channel)
             forget_startup()
             self._channel.send(Ready(credits=self._config.workers.slots))
             while not self._ended.is_set():
@@ -142,6 +133,22 @@ class Worker:
         finally:
             await self._end()
             context.destroy()
+
+    async def _say_hello(self, channel: Channel) -> None:
+        """Wait for the coordinator's answer.
+
+        Raises:
+            RunError: there is none in time, or the coordinator has already hung up, as it does for want of a key.
+        """
+        limit = self._config.coordinator.start_timeout
+        try:
+            channel.send(Hello(role="worker", name=self._name, protocol=PROTOCOL_VERSION, pid=os.getpid()))
+            async with asyncio.timeout(limit):
+                await self._welcomed.wait()
+        except (TimeoutError, WireError) as error:
+            what = "hung up" if isinstance(error, WireError) else f"did not answer within {limit:g} s"
+            hint = "is the key on its list?" if self._keys else "if it has keys, give --keys"
+            raise RunError(f"the coordinator at {self._address} {what}; {hint}") from None
 
     async def _worn_out(self) -> str:
         """Return why this worker should be replaced, or nothing."""

@@ -308,7 +308,7 @@ def test_a_peer_that_does_not_read_is_an_error_not_a_wait(tmp_path: Path) -> Non
             channel = Channel(socket, ignore, ignore)
             for _ in range(3):
                 channel.send(Ack(lease_id=1))
-            with pytest.raises(WireError, match="'ack' message could not be sent: the peer does not read"):
+            with pytest.raises(WireError, match="'ack' message could not be sent: nobody reads it"):
                 channel.send(Ack(lease_id=1))
             channel.close()
 
