@@ -5,6 +5,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -17,11 +18,13 @@ from agentgym.episode import (
     check_joined,
     joined,
     joined_routes,
+    no_route,
 )
 from agentgym.errors import IntegrityError, WireError
 
 TURN_FIELDS = tuple(field.name for field in fields(Turn))
 _turn_values = attrgetter(*TURN_FIELDS)
+_NO_ROUTE = np.array(no_route(np.dtype(np.uint8)), np.uint8)
 
 
 class _TrajectoryFields(BaseModel):
@@ -89,14 +92,25 @@ def encode_episode(episode: Episode) -> tuple[dict[str, Any], dict[str, NDArray[
     return header, arrays
 
 
-def decode_episode(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Episode:
+def decode_episode(
+    header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], *, routes: bool = True
+) -> Episode:
     """Return the episode in a message, checked.
+
+    Args:
+        header: its plain values.
+        arrays: its arrays.
+        routes: whether the routes are among them. Otherwise each trajectory that has some gets a row "no route" for
+            each token, which takes no memory.
 
     Raises:
         WireError: a field is missing or of the wrong type, or the arrays do not fit to it.
     """
     try:
         fields = _EpisodeFields.model_validate(header)
+        if not routes:
+            count = sum(d.length for d in fields.trajectories if d.routed)
+            arrays = {**arrays, "routes": np.broadcast_to(_NO_ROUTE, (count, 1, 1))}
         trajectories = tuple(_trajectories(fields.trajectories, arrays))
         for trajectory in trajectories:
             trajectory.check()

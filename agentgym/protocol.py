@@ -52,6 +52,8 @@ class Welcome(Header):
     """The coordinator knows the peer and will count on it."""
 
     kind: ClassVar[str] = "welcome"
+    episodes: str = ""
+    """The folder of the run's episodes, where workers of the same machine leave their routes; see `agentgym.routes`."""
 
 
 class Heartbeat(Header):
@@ -142,12 +144,22 @@ class Cancel(Header):
     lease_id: int
 
 
+class RoutesApart(TypedDict):
+    """What is in a file of routes."""
+
+    dtype: Literal["uint8", "uint16"]
+    shape: list[int]
+    """[K, L, k]."""
+
+
 class EpisodeDone(Header):
     """A finished episode, in place of which the worker can hold another; arrays as in `agentgym.episode_codec`."""
 
     kind: ClassVar[str] = "episode"
     lease_id: int
     episode: dict[str, Any]
+    apart: RoutesApart | None = None
+    """Where the routes lie in a file, see `agentgym.routes`; None: they are among the arrays, or there are none."""
 
 
 class Generate(Header):

@@ -1,23 +1,124 @@
-"""The routes of a batch, which do not cross the wire a second time.
+"""The routes of episodes, which go from a worker to a trainer by the disk.
 
-They are most of an episode's bytes (layers x experts for a token, where all the rest is 13), the coordinator has no use
-for them, and they are on the disk before a step may take the episode. So a batch message says where the episodes of
-its samples lie, and the trainer, which runs where the coordinator does, reads the routes there. What is not what the
-worker recorded is found by the checksum of the sample.
+They are most of an episode's bytes (layers x experts for a token, where all the rest is 13), and the coordinator has no
+use for them. So a worker on its machine leaves them in a file among the run's episodes, one on another machine sends
+them along; and a batch message says where the episodes of its samples lie, and the trainer, which runs where the
+coordinator does, reads the routes there. What is not what the worker recorded is found by the checksum of the sample.
+
+    RUN/episodes/routes-000017    of the episode of lease 17: those of its trajectories, joined; the bytes of the array
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agentgym.episode import Episode
 from agentgym.episode_codec import decode_episode
 from agentgym.errors import IntegrityError, WireError
-from agentgym.protocol import BatchHeader, EpisodeDone
-from agentgym.segments import Place, read_message
+from agentgym.protocol import BatchHeader, EpisodeDone, RoutesApart
+from agentgym.segments import Place, begin_file, read_message, sync_file, sync_names
 from agentgym.wire import unpack
+
+APART_BYTES = 1 << 16
+"""Size from which routes are worth a file of their own."""
+
+
+class RouteFiles:
+    """The files with routes of a folder, which workers write, and the coordinator removes."""
+
+    def __init__(self, folder: Path) -> None:
+        """Look at what is there."""
+        self._folder = folder
+        self._sizes = {lease: path.stat().st_size for lease, path in self._found().items()}
+
+    @property
+    def bytes_used(self) -> int:
+        """The size of all files that belong to episodes."""
+        return sum(self._sizes.values())
+
+    def add(self, lease_id: int, size: int) -> None:
+        """Take note of the file of an episode."""
+        self._sizes[lease_id] = size
+
+    def remove_others(self, needed: Set[int], *, older_than: float) -> None:
+        """Remove the files of leases that are not needed, nor out: those are not older than `older_than`."""
+        for lease_id, path in self._found().items():
+            if lease_id < older_than and lease_id not in needed:
+                path.unlink(missing_ok=True)
+                self._sizes.pop(lease_id, None)
+
+    def _found(self) -> dict[int, Path]:
+        return {int(path.name.removeprefix("routes-")): path for path in self._folder.glob("routes-*")}
+
+
+def routes_file(folder: Path, lease_id: int) -> Path:
+    """Return where the routes of an episode lie, if they lie apart from it."""
+    return folder / f"routes-{lease_id:06d}"
+
+
+def write_routes(folder: Path, lease_id: int, routes: NDArray[Any]) -> RoutesApart:
+    """Write the routes of an episode apart from it; return, when they are on the disk, what its message says of them.
+
+    Raises:
+        OSError: it is there already, or cannot be written.
+    """
+    path = routes_file(folder, lease_id)
+    with begin_file(path) as file:
+        try:
+            file.write(np.ascontiguousarray(routes).data)
+            sync_file(file)
+        except OSError:
+            path.unlink()
+            raise
+    sync_names(folder)
+    return RoutesApart(dtype="uint8" if routes.dtype == np.uint8 else "uint16", shape=list(routes.shape))
+
+
+def apart_bytes(apart: RoutesApart | None) -> int:
+    """Return the size of a file of routes; 0 where there is none."""
+    return 0 if apart is None else np.dtype(apart["dtype"]).itemsize * math.prod(apart["shape"])
+
+
+def decode_without_routes(message: EpisodeDone, arrays: Mapping[str, NDArray[Any]], folder: Path) -> Episode:
+    """Return the episode in a worker's message; routes that lie apart in `folder` are not read.
+
+    Raises:
+        WireError: the message is wrong, or there is no file of the size that it says.
+    """
+    if message.apart is not None:
+        path = routes_file(folder, message.lease_id)
+        written = apart_bytes(message.apart)
+        try:
+            found = path.stat().st_size
+        except FileNotFoundError:
+            found = 0
+        if found != written:
+            raise WireError(f"{path} has {found} bytes, its worker wrote {written}")
+    return decode_episode(message.episode, arrays, routes=message.apart is None)
+
+
+def read_episode(folder: Path, place: Place) -> Episode:
+    """Return a stored episode with its routes, not verified.
+
+    Raises:
+        OSError: a segment is not there, or cannot be read.
+        WireError: what is there is not what was written.
+    """
+    packet = unpack(read_message(folder, place))
+    message = packet.expect(EpisodeDone)
+    arrays = packet.arrays
+    if message.apart is not None:
+        path = routes_file(folder, message.lease_id)
+        try:
+            routes = np.fromfile(path, message.apart["dtype"]).reshape(message.apart["shape"])
+        except (OSError, ValueError) as error:
+            raise WireError(f"{path} does not hold the routes of its episode: {error}") from error
+        arrays = {**arrays, "routes": routes}
+    return decode_episode(message.episode, arrays)
 
 
 class Origin(NamedTuple):
@@ -49,7 +150,7 @@ def with_routes(header: BatchHeader, arrays: Mapping[str, NDArray[Any]]) -> dict
     end = 0
     for number, (length, (*place, trajectory)) in enumerate(zip(header.lengths, header.routes, strict=True)):
         try:
-            routes = _routes(Path(header.episodes), Place(*place), trajectory)
+            routes = read_episode(Path(header.episodes), Place(*place)).trajectories[trajectory].routes
         except (OSError, WireError, IndexError) as error:
             raise IntegrityError(
                 f"the episode of sample {number} of step {header.step} cannot be read: {error}"
@@ -68,8 +169,3 @@ def with_routes(header: BatchHeader, arrays: Mapping[str, NDArray[Any]]) -> dict
         joined[start:end] = routes
     assert joined is not None
     return {**arrays, "routes": joined}
-
-
-def _routes(folder: Path, place: Place, trajectory: int) -> NDArray[np.unsignedinteger[Any]] | None:
-    packet = unpack(read_message(folder, place))
-    return decode_episode(packet.expect(EpisodeDone).episode, packet.arrays).trajectories[trajectory].routes

@@ -62,8 +62,7 @@ class Segments:
     def sync(self) -> None:
         """Wait until what was appended is on the disk."""
         if self._file is not None:
-            self._file.flush()
-            os.fdatasync(self._file.fileno())
+            sync_file(self._file)
 
     def close(self) -> None:
         """Finish the segment that is written."""
@@ -82,13 +81,29 @@ class Segments:
         self._current += 1
         self._sizes[self._current] = 0
         path = _path(self._folder, self._current)
-        file = os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
-        directory = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(directory)  # the name must survive as well as what is written under it
-        finally:
-            os.close(directory)
+        file = begin_file(path)
+        sync_names(self._folder)
         return file
+
+
+def begin_file(path: Path) -> BinaryIO:
+    """Open a new file that only this user may read. Raises OSError where there is one."""
+    return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
+
+
+def sync_file(file: BinaryIO) -> None:
+    """Wait until what was written is on the disk."""
+    file.flush()
+    os.fdatasync(file.fileno())
+
+
+def sync_names(folder: Path) -> None:
+    """Wait until the names of a folder's files are on the disk, which must survive as well as what is in them."""
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def read_message(folder: Path, place: Place) -> list[bytes]:

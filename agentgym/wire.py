@@ -37,7 +37,10 @@ HEAD_FRAMES = 3
 MAX_ARRAYS = 16
 MAX_DIMENSIONS = 4
 DTYPES = frozenset({"bool", "uint8", "uint16", "int32", "int64", "float32"})
-_DTYPE_NAMES = {np.dtype(name): name for name in DTYPES}  # native byte order alone; `dtype.name` is slow
+_DTYPES = {name: np.dtype(name) for name in DTYPES}
+_DTYPE_NAMES = {
+    dtype: name for name, dtype in _DTYPES.items()
+}  # native byte order alone; `dtype.name` is slow
 
 H = TypeVar("H", bound=Header)
 Arrays = Mapping[str, NDArray[Any] | None]
@@ -134,25 +137,26 @@ def _arrays(kind: str, described: Any, buffers: Sequence[bytes | memoryview]) ->
     for entry, buffer in zip(described, buffers, strict=True):
         match entry:
             case [str(name), str(dtype), list(shape)] if (
-                dtype in DTYPES
+                (known := _DTYPES.get(dtype)) is not None
                 and len(shape) <= MAX_DIMENSIONS
                 and all(type(n) is int and 0 <= n <= MAX_FRAME_BYTES for n in shape)
             ):
                 pass
             case _:
                 raise WireError(f"a {kind!r} message describes an array as {entry!r:.80}")
-        if math.prod(shape) * np.dtype(dtype).itemsize != len(buffer):
+        if math.prod(shape) * known.itemsize != len(buffer):
             raise WireError(
                 f"array {name!r} of a {kind!r} message: {dtype}{shape} does not have {len(buffer)} bytes"
             )
         try:
-            arrays[name] = np.frombuffer(buffer, dtype).reshape(shape)
+            arrays[name] = np.frombuffer(buffer, known).reshape(shape)
         except ValueError as error:  # no bytes, and sizes whose product is beyond any memory
             raise WireError(f"array {name!r} of a {kind!r} message: {dtype}{shape}: {error}") from error
     return arrays
 
 
 Context = zmq.Context[zmq.Socket[bytes]]
+_MORE = zmq.NOBLOCK | zmq.SNDMORE
 
 
 def open_context(keys: Keys | None = None) -> Context:
@@ -241,8 +245,11 @@ class Channel:
                 the connection.
         """
         frames = pack(header, arrays, request_id=request_id)
+        *first, last = [to, *frames] if self._routed else frames
         try:
-            self._socket.send_multipart([to, *frames] if self._routed else frames, zmq.NOBLOCK, copy=False)
+            for frame in first:
+                self._socket.send(frame, _MORE, copy=False)
+            self._socket.send(last, zmq.NOBLOCK, copy=False)
         except zmq.Again as error:
             raise WireError(f"a {header.kind!r} message could not be sent: nobody reads it") from error
         # The descriptor is edge-triggered: a send may consume the edge of a message that arrived meanwhile.
@@ -279,12 +286,12 @@ class Channel:
 
     def _frames(self) -> list[bytes | memoryview]:
         """Receive a message; its arrays stay where ZeroMQ has put them."""
-        frames: list[bytes | memoryview] = [self._socket.recv(zmq.NOBLOCK)]
-        while self._socket.getsockopt(zmq.RCVMORE):
-            if len(frames) < HEAD_FRAMES:
-                frames.append(self._socket.recv(zmq.NOBLOCK))
-            else:
-                frames.append(self._socket.recv(zmq.NOBLOCK, copy=False).buffer.toreadonly())
+        frames: list[bytes | memoryview] = []
+        more = True
+        while more:
+            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            more = frame.more
+            frames.append(frame.bytes if len(frames) < HEAD_FRAMES else frame.buffer.toreadonly())
         return frames
 
     def _drain_some(self) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from agentgym.episode import NOT_SAMPLED, REPLAYED, EndReason, Episode, Trajecto
 from agentgym.episode_codec import encode_episode
 from agentgym.messages import assistant
 from agentgym.protocol import EpisodeDone, Lease
+from agentgym.routes import write_routes
 from agentgym.wire import Packet, pack, unpack
 
 T = TypeVar("T")
@@ -103,10 +105,13 @@ def episode_of(
     )
 
 
-def sent(episode: Episode, lease: int = 1) -> Packet:
-    """The message in which an episode arrives."""
+def sent(episode: Episode, lease: int = 1, *, apart: Path | None = None) -> Packet:
+    """The message in which an episode arrives, whose routes its worker may have left in a folder."""
     fields, arrays = encode_episode(episode)
-    return unpack([bytes(frame) for frame in pack(EpisodeDone(lease_id=lease, episode=fields), arrays)])
+    message = EpisodeDone(lease_id=lease, episode=fields)
+    if apart is not None:
+        message = message.model_copy(update={"apart": write_routes(apart, lease, arrays.pop("routes"))})
+    return unpack([bytes(frame) for frame in pack(message, arrays)])
 
 
 def group_of(*episodes: Episode, group: int = 0) -> Group:

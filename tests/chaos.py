@@ -28,7 +28,8 @@ from chaos_audit import Finding, audit
 from processes import alive
 from runs import CONFIGS, RunningTrain, processes_in, running, wait_until_gone
 
-from agentgym.coordinator.store import FOLDER, LEDGER
+from agentgym.coordinator.ledger import LEDGER
+from agentgym.coordinator.store import FOLDER
 from agentgym.tiny_model import init_model
 from agentgym.wire import open_socket
 

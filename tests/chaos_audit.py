@@ -14,8 +14,9 @@ from safetensors.numpy import load_file
 
 from agentgym.config import Config
 from agentgym.coordinator.launch import checkpoint_models
+from agentgym.coordinator.ledger import LEDGER
 from agentgym.coordinator.schedule import Schedule
-from agentgym.coordinator.store import FOLDER, LEDGER, stored_episodes
+from agentgym.coordinator.store import FOLDER, stored_episodes
 from agentgym.model import check_model
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ async def write(folder: Path, step: int) -> None:
             store.consume(step, ready[:GROUPS], lambda places, step=step: say(f"step {step}"))
             ready = ready[GROUPS:]
             if step % 3 == 0:
-                store.forget(step - 3, keep=8)
+                store.forget(step - 3, keep=8, oldest_lease=lease)
         await asyncio.wait_for(written.wait(), 30.0)
 
 

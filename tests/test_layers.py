@@ -61,7 +61,8 @@ LAYERS = [
     "advantages.plays advantages.running advantages.shaping advantages.teams advantages.turns",
     "advantages.menu coordinator.groups coordinator.leases coordinator.lineup coordinator.peers coordinator.pools "
     "coordinator.clock coordinator.schedule coordinator.supervisor",
-    "coordinator.concurrency coordinator.store",
+    "coordinator.concurrency coordinator.ledger",
+    "coordinator.store",
     "show coordinator.assemble coordinator.launch coordinator.scoring coordinator.serving",
     "coordinator.evaluations",
     "coordinator.surroundings coordinator.forks",

@@ -55,6 +55,11 @@ class LeaseTable:
         return self._next_id
 
     @property
+    def oldest_id(self) -> int:
+        """The id of the oldest lease that is out, or of the next one."""
+        return min(self._issued, default=self._next_id)
+
+    @property
     def waiting(self) -> int:
         """Episodes that wait for a worker."""
         return len(self._waiting)

@@ -25,7 +25,6 @@ from agentgym.coordinator.store import StoredGroup
 from agentgym.coordinator.supervisor import Supervisor, TrainerLost
 from agentgym.coordinator.surroundings import OF_A_RUN, Report, Surroundings
 from agentgym.coordinator.training import Training
-from agentgym.episode_codec import decode_episode
 from agentgym.errors import IntegrityError, RunError, WireError
 from agentgym.log import worth_saying
 from agentgym.messages import AgentId
@@ -45,6 +44,7 @@ from agentgym.protocol import (
     StepDone,
     Welcome,
 )
+from agentgym.routes import decode_without_routes
 from agentgym.weights import remove_older
 from agentgym.wire import Arrays, Packet
 
@@ -208,7 +208,7 @@ class Coordinator:
 
     def _episode(self, sender: bytes, header: EpisodeDone, packet: Packet, now: float) -> None:
         try:
-            episode = decode_episode(header.episode, packet.arrays)
+            episode = decode_without_routes(header, packet.arrays, self._store.folder)
             episode.verify(routes=False)  # those are checked where they are used
         except (WireError, IntegrityError) as error:
             self._channel.counts["damaged"] += 1
@@ -238,7 +238,7 @@ class Coordinator:
     def _hello(self, sender: bytes, hello: Hello, now: float) -> None:
         if self._peers.heard(sender, now) is not None:
             self._channel.counts["repeated"] += 1  # nothing changes; it may have missed the answer
-            self._channel.send(Welcome(), to=sender)
+            self._channel.send(Welcome(episodes=str(self._store.folder)), to=sender)
             return
         refusal = self._serving.refusal(hello)
         name = hello.name
@@ -254,7 +254,7 @@ class Coordinator:
         if hello.role == "worker" and not self._supervisor.owns(name, hello.pid):
             name = self._peers.free_name(name, sender, reserved=self._supervisor.children)
         self._supervisor.heard(name)
-        self._channel.send(Welcome(), to=sender)
+        self._channel.send(Welcome(episodes=str(self._store.folder)), to=sender)
         match hello.role:
             case "worker":
                 self._peers.workers[sender] = WorkerPeer(name, sender, now, slots=self._config.workers.slots)

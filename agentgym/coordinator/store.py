@@ -2,9 +2,11 @@
 
     RUN/episodes/ledger.sqlite    SQLite in write-ahead mode, synced with every transaction
         groups      group_id, task_index, size, step, place
-        episodes    lease_id, group_id, member, and where its message lies; one for each member
+        episodes    lease_id, group_id, member, where its message lies, and the size of the file with its routes,
+                    0 where it has none; one for each member
         set_aside   tasks that nothing could be learned from: task_index, size, given_up, error
     RUN/episodes/segment-000001   the messages in which workers sent their episodes (`agentgym.segments`)
+    RUN/episodes/routes-...       what workers have left there of them (`agentgym.routes`)
 
 Only the user who runs it may read them.
 
@@ -19,8 +21,8 @@ and the callbacks that came with them run on the event loop after it.
 
 import asyncio
 import contextlib
-import fcntl
 import logging
+import math
 import os
 import queue
 import sqlite3
@@ -32,40 +34,23 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.coordinator.groups import SetAside
+from agentgym.coordinator.ledger import check_format, connect, explained, lock, open_ledger
 from agentgym.episode import Episode
-from agentgym.episode_codec import decode_episode
 from agentgym.errors import IntegrityError, RunError, WireError
 from agentgym.protocol import EpisodeDone
-from agentgym.segments import Place, Segments, read_message
-from agentgym.wire import Packet, unpack
+from agentgym.routes import RouteFiles, apart_bytes, read_episode
+from agentgym.segments import Place, Segments
+from agentgym.wire import Packet
 
 FOLDER = "episodes"
 """In the run directory."""
-LEDGER = "ledger.sqlite"
-FORMAT = 3
 MAX_ERROR = 2000
 """Characters of an error that are kept."""
 CLOSE_SECONDS = 30.0
 """For the changes that wait when a run ends."""
 
-_SCHEMA = f"""
-BEGIN;
-CREATE TABLE groups (
-    group_id INTEGER PRIMARY KEY, task_index INTEGER NOT NULL, size INTEGER NOT NULL, step INTEGER, place INTEGER
-);
-CREATE TABLE episodes (
-    arrival INTEGER PRIMARY KEY, lease_id INTEGER NOT NULL UNIQUE,
-    group_id INTEGER NOT NULL, member INTEGER NOT NULL,
-    segment INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL, crc INTEGER NOT NULL,
-    UNIQUE (group_id, member)
-);
-CREATE TABLE set_aside (
-    task_index INTEGER PRIMARY KEY, size INTEGER NOT NULL, given_up INTEGER NOT NULL, error TEXT NOT NULL
-);
-PRAGMA user_version = {FORMAT};
-COMMIT;
-"""
 _PLACE = ", ".join(Place._fields)
+_MESSAGE = f"{_PLACE}, routes"
 _logger = logging.getLogger(__name__)
 
 Done = Callable[[], None]
@@ -104,30 +89,26 @@ class EpisodeStore:
         Raises:
             RunError: it is damaged, cannot be written, is of another version, or another process writes there.
         """
-        self.folder = run / FOLDER
+        self.folder = (run / FOLDER).absolute()
         """Where the messages lie."""
         self._failed = failed
         self._loop = asyncio.get_running_loop()
-        with _explained(self.folder):
+        with explained(self.folder):
             self.folder.mkdir(mode=0o700, exist_ok=True)
-            self._lock = _lock(self.folder)
+            self._lock = lock(self.folder)
             self._segments = Segments(self.folder)
-            ledger = self.folder / LEDGER
-            if not ledger.exists():  # SQLite's other files get the same mode
-                os.close(os.open(ledger, os.O_CREAT | os.O_WRONLY, 0o600))
-            self._connection = _connect(self.folder, "rw")
-            self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
-            if not self._connection.execute("PRAGMA user_version").fetchone()[0]:
-                self._connection.executescript(_SCHEMA)
-            _check_format(self._connection, self.folder)
+            self._connection = open_ledger(self.folder)
+            self._routes = RouteFiles(self.folder)
+            self._remove_files(oldest_lease=math.inf)
         self._changes: queue.SimpleQueue[tuple[Change, Done | None] | None] = queue.SimpleQueue()
         self._removed = False
+        self._oldest_lease = 0
         self._thread = threading.Thread(target=self._write_all, name="store", daemon=True)
 
     @property
     def bytes_used(self) -> int:
         """The size of the episodes on disk."""
-        return self._segments.bytes_used
+        return self._segments.bytes_used + self._routes.bytes_used
 
     def go_on(self, step: int) -> list[StoredGroup]:
         """Undo what steps after `step` consumed, start writing, and return the groups that are pending.
@@ -135,7 +116,7 @@ class EpisodeStore:
         First come those that undone steps had taken, in their order, then those that are complete, then the others.
         Episodes that are not what their workers recorded are removed, so that they are played again.
         """
-        with _explained(self.folder), self._connection:
+        with explained(self.folder), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             self._connection.execute("UPDATE groups SET step = NULL WHERE step > ?", (step,))
             self._remove_damaged()
@@ -164,13 +145,13 @@ class EpisodeStore:
 
     def next_lease(self) -> int:
         """Return an id that no stored episode has, nor any after it."""
-        with _explained(self.folder):
+        with explained(self.folder):
             (last,) = self._connection.execute("SELECT max(lease_id) FROM episodes").fetchone()
         return int(last or 0) + 1
 
     def members(self, group_id: int) -> dict[int, Episode]:
         """Return the stored episodes of a group by member."""
-        with _explained(self.folder), contextlib.closing(_connect(self.folder, "ro")) as ledger:
+        with explained(self.folder), contextlib.closing(connect(self.folder, "ro")) as ledger:
             rows = ledger.execute(f"SELECT {_PLACE} FROM episodes WHERE group_id = ?", (group_id,)).fetchall()
             found = [_episode(self.folder, Place(*row)) for row in rows]
         return {episode.member: episode for episode in found}
@@ -178,7 +159,7 @@ class EpisodeStore:
     def add(self, group: StoredGroup, packet: Packet, done: Done) -> None:
         """Keep an episode as its worker sent it; `done` is called when it is on the disk."""
         message = packet.expect(EpisodeDone)
-        lease_id, member = message.lease_id, message.episode["member"]
+        lease_id, member, routes = message.lease_id, message.episode["member"], apart_bytes(message.apart)
 
         def change(connection: sqlite3.Connection) -> None:
             connection.execute(
@@ -187,11 +168,13 @@ class EpisodeStore:
             )
             connection.execute(
                 # A member that is played again, since others met another opponent than it had, takes its own place.
-                f"INSERT INTO episodes (lease_id, group_id, member, {_PLACE}) VALUES (?, ?, ?, ?, ?, ?, ?) "
-                f"ON CONFLICT (group_id, member) DO UPDATE SET (lease_id, {_PLACE}) = "
-                f"(excluded.lease_id, {', '.join(f'excluded.{name}' for name in Place._fields)})",
-                (lease_id, group.group_id, member, *self._segments.append(packet.frames)),
+                f"INSERT INTO episodes (lease_id, group_id, member, {_MESSAGE}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
+                f"ON CONFLICT (group_id, member) DO UPDATE SET (lease_id, {_MESSAGE}) = "
+                f"(excluded.lease_id, {', '.join(f'excluded.{name}' for name in _MESSAGE.split(', '))})",
+                (lease_id, group.group_id, member, *self._segments.append(packet.frames), routes),
             )
+            if routes:
+                self._routes.add(lease_id, routes)
 
         self._changes.put((change, done))
 
@@ -234,8 +217,12 @@ class EpisodeStore:
         if tasks:
             self._changes.put((change, None))
 
-    def forget(self, step: int, *, keep: int) -> None:
-        """Remove what steps up to `step`, which has a checkpoint, consumed; but for the last `keep` episodes or so."""
+    def forget(self, step: int, *, keep: int, oldest_lease: int) -> None:
+        """Remove what steps up to `step`, which has a checkpoint, consumed; but for the last `keep` episodes or so.
+
+        Routes go when nobody needs them and no lease that is out is as old: their worker may have died before it sent
+        the episode.
+        """
 
         def change(connection: sqlite3.Connection) -> None:
             taken = connection.execute(
@@ -249,6 +236,7 @@ class EpisodeStore:
                 if episodes > keep:
                     old.append(group_id)
             self._remove(connection, old)
+            self._oldest_lease = oldest_lease
 
         self._changes.put((change, None))
 
@@ -273,7 +261,7 @@ class EpisodeStore:
             going_on = gathered[-1] is not None
             changes = [entry for entry in gathered if entry is not None]
             try:
-                with _explained(self.folder):
+                with explained(self.folder):
                     self._write([change for change, _ in changes])
             except RunError as error:
                 self._tell(self._failed, error)
@@ -288,14 +276,19 @@ class EpisodeStore:
             self._segments.sync()  # before the ledger says what they hold
         if self._removed:
             self._removed = False
-            needed = self._connection.execute("SELECT DISTINCT segment FROM episodes").fetchall()
-            self._segments.remove_others({segment for (segment,) in needed})
+            self._remove_files(self._oldest_lease)
 
     def _remove(self, connection: sqlite3.Connection, group_ids: Sequence[int]) -> None:
         rows = [(group_id,) for group_id in group_ids]
         connection.executemany("DELETE FROM episodes WHERE group_id = ?", rows)
         connection.executemany("DELETE FROM groups WHERE group_id = ?", rows)
         self._removed = True
+
+    def _remove_files(self, oldest_lease: float) -> None:
+        segments = self._connection.execute("SELECT DISTINCT segment FROM episodes").fetchall()
+        self._segments.remove_others({segment for (segment,) in segments})
+        routed = self._connection.execute("SELECT lease_id FROM episodes WHERE routes > 0").fetchall()
+        self._routes.remove_others({lease_id for (lease_id,) in routed}, older_than=oldest_lease)
 
     def _tell(self, function: Callable[..., None], argument: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it any more
@@ -304,15 +297,15 @@ class EpisodeStore:
 
 def count_episodes(run: Path) -> int:
     """Return how many episodes a run directory holds. Raises RunError as `stored_episodes` does."""
-    with _explained(run / FOLDER), contextlib.closing(_connect(run / FOLDER, "ro")) as ledger:
+    with explained(run / FOLDER), contextlib.closing(connect(run / FOLDER, "ro")) as ledger:
         return int(ledger.execute("SELECT count(*) FROM episodes").fetchone()[0])
 
 
 def tasks_set_aside(run: Path) -> list[SetAside]:
     """Return the tasks that a run has set aside. Raises RunError as `stored_episodes` does."""
     folder = run / FOLDER
-    with _explained(folder), contextlib.closing(_connect(folder, "ro")) as ledger:
-        _check_format(ledger, folder)
+    with explained(folder), contextlib.closing(connect(folder, "ro")) as ledger:
+        check_format(ledger, folder)
         rows = ledger.execute("SELECT task_index, size, given_up, error FROM set_aside ORDER BY task_index")
         return [SetAside(*row) for row in rows]
 
@@ -326,65 +319,26 @@ def stored_episodes(run: Path, part: slice = slice(None)) -> Iterator[StoredEpis
         RunError: there is no store, or it is damaged.
     """
     folder = run / FOLDER
-    with _explained(folder), contextlib.closing(_connect(folder, "ro")) as ledger:
-        _check_format(ledger, folder)
+    with explained(folder), contextlib.closing(connect(folder, "ro")) as ledger:
+        check_format(ledger, folder)
         rows = ledger.execute(
             f"SELECT lease_id, step, {_PLACE} FROM episodes JOIN groups USING (group_id) ORDER BY arrival"
         ).fetchall()
         for lease_id, step, *place in rows[part]:
             try:
                 episode = _episode(folder, Place(*place))
-            except FileNotFoundError:
+            except (FileNotFoundError, WireError):
                 if ledger.execute("SELECT 1 FROM episodes WHERE lease_id = ?", (lease_id,)).fetchone():
                     raise
                 continue  # the run has forgotten it meanwhile
             yield StoredEpisode(lease_id, step, episode)
 
 
-def _connect(folder: Path, mode: str) -> sqlite3.Connection:
-    address = f"{(folder / LEDGER).absolute().as_uri()}?mode={mode}"
-    return sqlite3.connect(address, uri=True, timeout=10.0, isolation_level=None, check_same_thread=False)
-
-
-def _lock(folder: Path) -> int:
-    """Return a descriptor that keeps others from writing there until it is closed, or its process is dead."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise RunError(f"another process writes into {folder}; is the run still going on?") from None
-    return descriptor
-
-
-def _check_format(ledger: sqlite3.Connection, folder: Path) -> None:
-    (version,) = ledger.execute("PRAGMA user_version").fetchone()
-    if version != FORMAT:
-        raise RunError(f"{folder / LEDGER} has format {version}; this version of agentgym reads {FORMAT}")
-
-
 def _episode(folder: Path, place: Place) -> Episode:
     """Read an episode. Raises WireError or IntegrityError where it is not what its worker recorded."""
-    packet = unpack(read_message(folder, place))
-    episode = decode_episode(packet.expect(EpisodeDone).episode, packet.arrays)
+    episode = read_episode(folder, place)
     episode.verify()
     return episode
-
-
-@contextlib.contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    """Turn what goes wrong with the files into one sentence."""
-    try:
-        yield
-    except (sqlite3.OperationalError, OSError) as error:
-        raise RunError(
-            f"{folder} cannot be read or written: {error}; go on with --resume when it can"
-        ) from error
-    except (sqlite3.Error, WireError, IntegrityError) as error:
-        raise RunError(
-            f"{folder} is damaged: {error}; bring a copy back, or move it away and --resume: "
-            "the tasks of the episodes in it are then played again"
-        ) from error
 
 
 def _call_all(functions: Sequence[Done]) -> None:

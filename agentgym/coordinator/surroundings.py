@@ -94,8 +94,11 @@ class Store(Protocol):
         """Remove groups that were dropped, and keep the tasks that failed, with their errors."""
         ...
 
-    def forget(self, step: int, *, keep: int) -> None:
-        """Remove what steps up to `step` consumed, but for the last `keep` episodes or so."""
+    def forget(self, step: int, *, keep: int, oldest_lease: int) -> None:
+        """Remove what steps up to `step` consumed, but for the last `keep` episodes or so, and what leases left behind.
+
+        `oldest_lease`: none that is out is older.
+        """
         ...
 
     def close(self) -> None:

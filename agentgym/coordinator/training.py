@@ -188,7 +188,8 @@ class Training:
             return None
         self._work, self.done = None, work.step.number
         if header.checkpoint:  # the others were asked for theirs too
-            self._store.forget(self.done, keep=self._config.coordinator.keep_episodes)
+            oldest = self._dispatcher.leases.oldest_id
+            self._store.forget(self.done, keep=self._config.coordinator.keep_episodes, oldest_lease=oldest)
         if not header.weights:
             self._held = 0
         return work

@@ -115,7 +115,7 @@ class Ledger:
         """See `EpisodeStore.set_aside`."""
         self.drop([task.group_id for task in tasks])
 
-    def forget(self, step: int, *, keep: int) -> None:
+    def forget(self, step: int, *, keep: int, oldest_lease: int) -> None:
         """Forget the episodes that steps until `step` consumed; what became of their groups is kept."""
         for entry in self.entries.values():
             if entry.step is not None and entry.step <= step:

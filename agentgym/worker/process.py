@@ -10,9 +10,11 @@ import os
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import zmq
+from numpy.typing import NDArray
 
 from agentgym.busy import CpuShare, forget_startup
 from agentgym.config import Config
@@ -37,11 +39,13 @@ from agentgym.protocol import (
     Lease,
     Leaving,
     Ready,
+    RoutesApart,
     Servers,
     Welcome,
 )
 from agentgym.registry import EnvSpec, spec
 from agentgym.rewards import Rewards
+from agentgym.routes import APART_BYTES, write_routes
 from agentgym.wire import PROTOCOL_VERSION, Channel, Packet, open_context, open_socket
 from agentgym.worker.pool import EnvPool, Host
 from agentgym.worker.rollout import Rollout, unplayed
@@ -76,6 +80,8 @@ class Worker:
         self._clients: dict[str, PolicyClient] = {}
         """By policy that is served."""
         self._channel: Channel | None = None
+        self._episodes: Path | None = None
+        """Where routes may be left."""
         self._welcomed = asyncio.Event()
         self._leaving = self._left = False
         """It wants to be replaced; the coordinator knows, and sends no more leases."""
@@ -187,6 +193,8 @@ class Worker:
         header = packet.header
         match header:
             case Welcome():
+                # An ipc address is one of the coordinator's machine, whose folders are here, too.
+                self._episodes = Path(header.episodes) if self._address.startswith("ipc://") else None
                 self._welcomed.set()
             case Servers():
                 for policy, client in self._clients.items():
@@ -240,8 +248,9 @@ class Worker:
             self._played += 1
             self._turns += turns_of(episode.trajectories)
             header, arrays = encode_episode(episode)
+            apart = await self._leave_routes(lease.lease_id, arrays)
             self._unacknowledged.add(lease.lease_id)
-            self._channel.send(EpisodeDone(lease_id=lease.lease_id, episode=header), arrays)
+            self._channel.send(EpisodeDone(lease_id=lease.lease_id, episode=header, apart=apart), arrays)
             sent = True
         except Exception as error:  # a lease must never be lost in silence, whatever is wrong here
             _logger.exception("lease %d could not be played", lease.lease_id)
@@ -252,6 +261,21 @@ class Worker:
                 self._pool.give_back(host, reusable=reusable)
             if not sent and not self._leaving:
                 self._channel.send(Ready(credits=1))
+
+    async def _leave_routes(
+        self, lease_id: int, arrays: dict[str, NDArray[Any] | None]
+    ) -> RoutesApart | None:
+        """Move large routes from the arrays to a file among the run's episodes, if it can be."""
+        routes = arrays.get("routes")
+        if self._episodes is None or routes is None or routes.nbytes < APART_BYTES:
+            return None
+        try:
+            apart = await asyncio.to_thread(write_routes, self._episodes, lease_id, routes)
+        except OSError as error:
+            _logger.warning("the routes of lease %d are sent along: %s", lease_id, error)
+            return None
+        arrays["routes"] = None
+        return apart
 
 
 def main(

@@ -1,10 +1,11 @@
 """What it costs that every episode is on disk before it is acknowledged: the real coordinator, fed as fast as it takes.
 
-    .venv/bin/python scripts/bench/durable.py [--kilobytes 800] [--episodes 600] [--folder DIR]
+    .venv/bin/python scripts/bench/durable.py [--kilobytes 800] [--episodes 600] [--remote] [--folder DIR]
 
 The coordinator runs in this process. A second one stands in for its worker, policy server and trainer: it answers
-every lease at once with an episode of the given size, takes every batch and publishes nothing new. Printed are the
-episodes per second, the CPU time of the coordinator's process per episode, the part of it that its store's thread
+every lease at once with an episode of the given size, takes every batch and publishes nothing new. It leaves routes on
+the disk as a worker on the coordinator's machine does, or sends them along as one elsewhere (`--remote`). Printed are
+the episodes per second, the CPU time of the coordinator's process per episode, the part of it that its store's thread
 used, and the time from an episode's leaving to its acknowledgement. DIR should be on the disk that runs are on.
 """
 
@@ -43,7 +44,9 @@ from agentgym.protocol import (
     LoadWeights,
     Ready,
     StepDone,
+    Welcome,
 )
+from agentgym.routes import APART_BYTES, write_routes
 from agentgym.tensorboard import TensorBoard
 from agentgym.wire import PROTOCOL_VERSION, Channel, Packet, open_socket
 
@@ -119,22 +122,32 @@ class Peer:
         )  # fmt: skip
 
 
-async def stand_in(address: str, exchange: Path, kilobytes: int) -> None:
+async def stand_in(address: str, exchange: Path, kilobytes: int, remote: bool) -> None:
     """Play worker, server and trainer until the run ends; print the milliseconds until each acknowledgement."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     worker, server, trainer = (Peer(context, address, role) for role in ("worker", "server", "trainer"))
     sent: dict[int, float] = {}
     waited: list[float] = []
     version = [0]
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def answer(lease: Lease, trajectory: Trajectory, folder: Path) -> None:
+        fields, arrays = encode_episode(episode_of(lease, trajectory, version[0]))
+        apart, routes = None, arrays["routes"]
+        if not remote and routes is not None and routes.nbytes >= APART_BYTES:
+            apart = await asyncio.to_thread(write_routes, folder, lease.lease_id, routes)
+            arrays["routes"] = None
+        sent[lease.lease_id] = time.perf_counter()
+        worker.channel.send(EpisodeDone(lease_id=lease.lease_id, episode=fields, apart=apart), arrays)
 
     async def work() -> None:
         trajectory = trajectory_of(kilobytes)
+        folder = Path((await worker.inbox.get()).expect(Welcome).episodes)
         worker.channel.send(Ready(credits=64))
         while not isinstance(header := (await worker.inbox.get()).header, Drain):
             if isinstance(header, Lease):
-                fields, arrays = encode_episode(episode_of(header, trajectory, version[0]))
-                sent[header.lease_id] = time.perf_counter()
-                worker.channel.send(EpisodeDone(lease_id=header.lease_id, episode=fields), arrays)
+                tasks.add(task := asyncio.create_task(answer(header, trajectory, folder)))
+                task.add_done_callback(tasks.discard)
             elif isinstance(header, Ack):
                 waited.append(1000 * (time.perf_counter() - sent.pop(header.lease_id)))
 
@@ -164,7 +177,7 @@ async def stand_in(address: str, exchange: Path, kilobytes: int) -> None:
     context.destroy()
 
 
-async def coordinate(config: Config, folder: Path, kilobytes: int) -> None:
+async def coordinate(config: Config, folder: Path, kilobytes: int, remote: bool) -> None:
     """Run the coordinator and print what it used."""
     for name in ("run", "sockets", "exchange"):
         (folder / name).mkdir()
@@ -174,7 +187,7 @@ async def coordinate(config: Config, folder: Path, kilobytes: int) -> None:
     reporter = reporter_of(config, board)
     coordinator = Coordinator(config, places, supervisor=supervisor, reporter=reporter)
     command = [sys.executable, __file__, "--stand-in", places.coordinator, "--folder", str(places.exchange)]
-    with subprocess.Popen([*command, "--kilobytes", str(kilobytes)]):
+    with subprocess.Popen([*command, "--kilobytes", str(kilobytes), *(["--remote"] if remote else [])]):
         store = time.pthread_getcpuclockid(coordinator._store._thread.ident or 0)
         begun, cpu, cpu_store = time.perf_counter(), time.process_time(), time.clock_gettime(store)
         run = asyncio.create_task(coordinator.run())
@@ -209,14 +222,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kilobytes", type=int, default=800, help="size of an episode")
     parser.add_argument("--episodes", type=int, default=600)
+    parser.add_argument("--remote", action="store_true", help="send the routes along")
     parser.add_argument("--folder", type=Path, default=None, help="where the run directory is made")
     parser.add_argument("--stand-in", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.stand_in:
-        asyncio.run(stand_in(arguments.stand_in, arguments.folder, arguments.kilobytes))
+        asyncio.run(stand_in(arguments.stand_in, arguments.folder, arguments.kilobytes, arguments.remote))
         return
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        asyncio.run(coordinate(config_of(arguments.episodes), Path(folder), arguments.kilobytes))
+        config = config_of(arguments.episodes)
+        asyncio.run(coordinate(config, Path(folder), arguments.kilobytes, arguments.remote))
 
 
 if __name__ == "__main__":

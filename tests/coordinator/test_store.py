@@ -9,56 +9,19 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import store_writer
-from builders import episode_of, sent, within
+from builders import episode_of, sent
+from stores import consume, put, rows, with_store
 
-from agentgym.coordinator.store import FOLDER, LEDGER, EpisodeStore, StoredGroup, stored_episodes
-from agentgym.episode import Episode
+from agentgym.coordinator.ledger import LEDGER
+from agentgym.coordinator.store import FOLDER, EpisodeStore, StoredGroup, stored_episodes
 from agentgym.errors import RunError
-
-Scene = Callable[[EpisodeStore], Coroutine[Any, Any, Any]]
-
-
-def with_store(folder: Path, scene: Scene, failed: Callable[[RunError], None] | None = None) -> Any:
-    """Open the store on an event loop, play the scene, close it."""
-
-    async def play() -> Any:
-        store = EpisodeStore(folder, failed=failed or pytest.fail)
-        try:
-            return await scene(store)
-        finally:
-            store.close()
-
-    return within(30, play())
-
-
-async def put(store: EpisodeStore, lease: int, group: int, member: int = 0, size: int = 2) -> Episode:
-    """Store an episode and wait until it is acknowledged."""
-    episode = episode_of([float(lease), 1.0], group=group, member=member, task_index=group + 100)
-    acknowledged = asyncio.Event()
-    store.add(StoredGroup(group, group + 100, size), sent(episode, lease), acknowledged.set)
-    await acknowledged.wait()
-    return episode
-
-
-async def consume(store: EpisodeStore, step: int, *groups: int) -> None:
-    done = asyncio.Event()
-    store.consume(step, groups, lambda places: done.set())
-    await done.wait()
-
-
-def rows(folder: Path, query: str) -> list[Any]:
-    connection = sqlite3.connect(folder / FOLDER / LEDGER)
-    try:
-        return connection.execute(query).fetchall()
-    finally:
-        connection.close()
 
 
 def test_an_episode_is_on_the_disk_when_it_is_acknowledged_and_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -171,24 +134,6 @@ def test_the_order_survives_a_crash_in_the_middle_of_doing_steps_again(tmp_path:
         with_store(tmp_path, again)
 
 
-def test_what_was_consumed_before_a_checkpoint_is_forgotten_but_for_the_latest(tmp_path: Path) -> None:
-    async def scene(store: EpisodeStore) -> None:
-        store.go_on(0)
-        for group in range(6):
-            for member in (0, 1):
-                await put(store, 2 * group + member, group, member)
-        for step in range(1, 5):
-            await consume(store, step, step)
-        store.forget(3, keep=3)
-        store.drop([0])
-        await put(store, 99, group=9)
-
-    with_store(tmp_path, scene)
-    # Groups 1 to 3 are of steps with a checkpoint; a group is kept whole or not at all. 0 was dropped.
-    assert [group for (group,) in rows(tmp_path, "SELECT group_id FROM groups ORDER BY 1")] == [3, 4, 5, 9]
-    assert rows(tmp_path, "SELECT count(*) FROM episodes") == [(7,)]
-
-
 def test_an_episode_is_stored_once_and_what_fails_is_told(tmp_path: Path) -> None:
     failures: list[RunError] = []
 
@@ -273,7 +218,7 @@ TOKENS = np.arange(10, dtype=np.int32).tobytes()
     [
         (not_a_database, "is damaged: file is not a database; bring a copy back, or move it away"),
         (torn, "is damaged: database disk image is malformed"),
-        (of_the_future, "has format 99; this version of agentgym reads 3"),
+        (of_the_future, "has format 99; this version of agentgym reads 4"),
         (cut_short, r"is damaged: segment 1 does not hold a whole message at \d+"),
         (gone, "cannot be read or written: .*No such file or directory: .*segment-000001"),
         (flipped(TOKENS), r"is damaged: trajectory 0 \(agent .* of member 0 of group 0 has checksum"),
@@ -287,32 +232,6 @@ def test_a_spoiled_file_is_one_clear_error(
     with pytest.raises(RunError, match=message) as caught:
         list(stored_episodes(tmp_path))
     assert str(tmp_path / FOLDER) in str(caught.value)
-
-
-def test_a_segment_goes_when_nobody_needs_any_of_its_episodes(tmp_path: Path) -> None:
-    def names() -> list[str]:
-        return sorted(path.name for path in (tmp_path / FOLDER).glob("segment-*"))
-
-    async def first(store: EpisodeStore) -> None:
-        store.go_on(0)
-        await put(store, 1, group=1)
-        await put(store, 2, group=2)
-
-    async def second(store: EpisodeStore) -> None:
-        store.go_on(0)
-        await put(store, 3, group=3)
-        before = store.bytes_used
-        assert names() == ["segment-000001", "segment-000002"]  # each process writes a file of its own
-        store.drop([1])
-        await put(store, 4, group=3, member=1)
-        assert names() == ["segment-000001", "segment-000002"]
-        store.drop([2])
-        await put(store, 5, group=4)
-        assert names() == ["segment-000002"]
-        assert store.bytes_used < before + before / 3
-
-    with_store(tmp_path, first)
-    with_store(tmp_path, second)
 
 
 def writer(folder: Path, step: int, **settings: Any) -> subprocess.Popen[str]:
