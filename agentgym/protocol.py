@@ -138,7 +138,7 @@ class Ack(Header):
 
 
 class Cancel(Header):
-    """The episode of this lease is no longer wanted."""
+    """The episode of this lease is no longer wanted, or could not be read; nobody waits for it."""
 
     kind: ClassVar[str] = "cancel"
     lease_id: int

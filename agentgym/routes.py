@@ -101,8 +101,8 @@ def decode_without_routes(message: EpisodeDone, arrays: Mapping[str, NDArray[Any
     return decode_episode(message.episode, arrays, routes=message.apart is None)
 
 
-def read_episode(folder: Path, place: Place) -> Episode:
-    """Return a stored episode with its routes, not verified.
+def read_episode(folder: Path, place: Place, *, routes: bool = True) -> Episode:
+    """Return a stored episode, not verified; routes that lie apart are read only if they are asked for.
 
     Raises:
         OSError: a segment is not there, or cannot be read.
@@ -110,15 +110,16 @@ def read_episode(folder: Path, place: Place) -> Episode:
     """
     packet = unpack(read_message(folder, place))
     message = packet.expect(EpisodeDone)
-    arrays = packet.arrays
-    if message.apart is not None:
-        path = routes_file(folder, message.lease_id)
-        try:
-            routes = np.fromfile(path, message.apart["dtype"]).reshape(message.apart["shape"])
-        except (OSError, ValueError) as error:
-            raise WireError(f"{path} does not hold the routes of its episode: {error}") from error
-        arrays = {**arrays, "routes": routes}
-    return decode_episode(message.episode, arrays)
+    if message.apart is None:
+        return decode_episode(message.episode, packet.arrays)
+    if not routes:
+        return decode_without_routes(message, packet.arrays, folder)
+    path = routes_file(folder, message.lease_id)
+    try:
+        found = np.fromfile(path, message.apart["dtype"]).reshape(message.apart["shape"])
+    except (OSError, ValueError) as error:
+        raise WireError(f"{path} does not hold the routes of its episode: {error}") from error
+    return decode_episode(message.episode, {**packet.arrays, "routes": found})
 
 
 class Origin(NamedTuple):

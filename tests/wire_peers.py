@@ -19,6 +19,7 @@ from agentgym.protocol import (
     Ack,
     BatchHeader,
     BatchRequest,
+    Cancel,
     Drain,
     EpisodeDone,
     Error,
@@ -95,6 +96,7 @@ class FakeWorker(Peer):
 
     played: list[Lease]
     acknowledged: int
+    cancelled: list[int]
 
     async def work(
         self,
@@ -105,12 +107,14 @@ class FakeWorker(Peer):
     ) -> None:
         """Play until drained."""
         play = play or play_well
-        self.played, self.acknowledged = [], 0
+        self.played, self.acknowledged, self.cancelled = [], 0, []
         await self.hello("worker", name)
         self.send(Ready(credits=credits))
         while not isinstance(header := (await self.packet()).header, Drain):
             if isinstance(header, Ack):
                 self.acknowledged += 1
+            if isinstance(header, Cancel):
+                self.cancelled.append(header.lease_id)
             if isinstance(header, Lease):
                 self.played.append(header)
                 self.answer(header, play(header))

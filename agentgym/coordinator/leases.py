@@ -103,11 +103,16 @@ class LeaseTable:
             prefix=ticket.prefix,
         )
 
-    def finish(self, lease_id: int, worker: bytes) -> Ticket | None:
-        """Take in the answer to a lease; None if it is late or comes from another worker."""
+    def late(self, lease_id: int, worker: bytes) -> bool:
+        """Whether a lease is no longer out when this worker answers it, or never was; that is counted."""
         issued = self._issued.get(lease_id)
-        if issued is None or issued.worker != worker:
-            self.counts["late"] += 1
+        late = issued is None or issued.worker != worker
+        self.counts["late"] += late
+        return late
+
+    def finish(self, lease_id: int, worker: bytes) -> Ticket | None:
+        """Take in the answer to a lease; None if it is `late`."""
+        if self.late(lease_id, worker):
             return None
         self.counts["finished"] += 1
         return self._forget(lease_id)

@@ -207,15 +207,19 @@ class Coordinator:
         self._channel.counts["inflated"] += not self._peers.workers[sender].credit(credits, held)
 
     def _episode(self, sender: bytes, header: EpisodeDone, packet: Packet, now: float) -> None:
+        acknowledge = partial(self._send, Ack(lease_id=header.lease_id), sender)
+        if self._dispatcher.leases.late(header.lease_id, sender):
+            acknowledge()
+            return
         try:
             episode = decode_without_routes(header, packet.arrays, self._store.folder)
             episode.verify(routes=False)  # those are checked where they are used
         except (WireError, IntegrityError) as error:
             self._channel.counts["damaged"] += 1
+            self._channel.send(Cancel(lease_id=header.lease_id), to=sender)
             self._dispatcher.unreadable(header.lease_id, sender, str(error))
             raise WireError(str(error)) from error
         group = self._dispatcher.take_in(header.lease_id, sender, episode, now)
-        acknowledge = partial(self._send, Ack(lease_id=header.lease_id), sender)
         if group is None:
             acknowledge()
         else:
@@ -240,18 +244,14 @@ class Coordinator:
             self._channel.counts["repeated"] += 1  # nothing changes; it may have missed the answer
             self._channel.send(Welcome(episodes=str(self._store.folder)), to=sender)
             return
-        refusal = self._serving.refusal(hello)
-        name = hello.name
-        if (
-            hello.role != "worker"
-            and name in self._supervisor.children
-            and not self._supervisor.owns(name, hello.pid)
-        ):
+        refusal, name = self._serving.refusal(hello), hello.name
+        mine = self._supervisor.owns(name, hello.pid)
+        if hello.role != "worker" and name in self._supervisor.children and not mine:
             refusal = f"another process of this run is called {name}; choose another --name"
         if refusal:
             self._channel.send(Error(text=refusal, fatal=True), to=sender)
             raise WireError(refusal)
-        if hello.role == "worker" and not self._supervisor.owns(name, hello.pid):
+        if hello.role == "worker" and not mine:
             name = self._peers.free_name(name, sender, reserved=self._supervisor.children)
         self._supervisor.heard(name)
         self._channel.send(Welcome(episodes=str(self._store.folder)), to=sender)

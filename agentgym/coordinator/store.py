@@ -153,7 +153,8 @@ class EpisodeStore:
         """Return the stored episodes of a group by member."""
         with explained(self.folder), contextlib.closing(connect(self.folder, "ro")) as ledger:
             rows = ledger.execute(f"SELECT {_PLACE} FROM episodes WHERE group_id = ?", (group_id,)).fetchall()
-            found = [_episode(self.folder, Place(*row)) for row in rows]
+            # Who goes on from here needs no routes, and they were verified before.
+            found = [read_episode(self.folder, Place(*row), routes=False) for row in rows]
         return {episode.member: episode for episode in found}
 
     def add(self, group: StoredGroup, packet: Packet, done: Done) -> None:

@@ -206,6 +206,7 @@ class Worker:
             case Ack():
                 self._unacknowledged.discard(header.lease_id)
             case Cancel():
+                self._unacknowledged.discard(header.lease_id)
                 if (task := self._tasks.get(header.lease_id)) is not None:
                     task.cancel()
             case Leaving():

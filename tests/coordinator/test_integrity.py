@@ -65,6 +65,7 @@ def test_an_episode_that_was_changed_is_counted_and_played_again(tmp_path: Path,
             await cast.everyone_is_done()
             tries = [(lease.group_id, lease.member) for lease in worker.played]
             assert tries.count((spoiled[0].group_id, spoiled[0].member)) == 2
+            assert worker.cancelled == [spoiled[0].lease_id]
             (batch,) = trainer.batches
             assert len(batch.lengths) == 4
             numbers = numbers_of(cast.run)

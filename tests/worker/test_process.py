@@ -14,6 +14,7 @@ from agentgym.protocol import (
     Ack,
     Cancel,
     Completion,
+    EpisodeDone,
     Error,
     Generate,
     Heartbeat,
@@ -209,6 +210,28 @@ def test_a_coordinator_that_falls_silent_is_given_up(tmp_path: Path, model: Path
             await d.open()
             with pytest.raises(RunError, match="nothing heard from the coordinator for 0 s"):
                 await d.task
+
+    within(20, scene())
+
+
+def test_an_episode_that_could_not_be_read_is_not_waited_for(tmp_path: Path, model: Path) -> None:
+    async def scene() -> None:
+        async with desk(tmp_path, model, coordinator={"heartbeat_interval": 0.02}) as d:
+
+            async def waiting() -> float:
+                """What the worker says when it has taken in all that it was told before."""
+                for _ in range(3):
+                    while not isinstance(header := (await d.office.inbox.get()).header, Heartbeat):
+                        pass
+                return header.stats["unacknowledged"]
+
+            await d.open()
+            d.send(lease_of(1, teacher=TAUGHT))
+            (await d.office.packet()).expect(EpisodeDone)
+            assert await waiting() == 1.0
+            d.send(Cancel(lease_id=1))
+            assert await waiting() == 0.0
+            await d.drain()
 
     within(20, scene())
 
