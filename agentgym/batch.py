@@ -1,8 +1,9 @@
 """What a step learns from: samples, packed into microbatches.
 
-Shapes: B samples, K tokens of a sample, L MoE layers, k experts per token. On the wire the arrays of all samples
-are concatenated along K (no padding): tokens int32, loss_mask bool, logprobs float32, versions int32,
-advantages float32, weights float32, routes uint8|uint16 [sum K, L, k].
+Shapes: B samples, K tokens of a sample, L MoE layers, k experts per token. The arrays of all samples are concatenated
+along K (no padding): tokens int32, sampled bool, logprobs float32, versions int32, routes uint8|uint16 [sum K, L, k],
+which the trainer reads where the episodes lie (`agentgym.origins`); loss_mask bool, advantages float32 and weights
+float32, which the coordinator makes and sends.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,9 @@ from agentgym.errors import IntegrityError
 SAMPLE_ARRAYS = PER_TOKEN | {"sampled": "bool", "advantages": "float32", "weights": "float32"}
 """The arrays [K] of every sample, and their dtypes."""
 MADE_HERE = ("loss_mask", "advantages", "weights")
-"""Those that the coordinator makes; the others are the worker's, under its checksum."""
+"""Those that the coordinator makes."""
+RECORDED = {"tokens": "tokens", "sampled": "loss_mask", "logprobs": "logprobs", "versions": "versions"}
+"""Those that the worker recorded, under its checksum, and what they are called in its trajectory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,10 +256,13 @@ class BatchHeader(Header):
     microbatches: list[list[int]]
     """Sample indices per microbatch; see `agentgym.batch.share_of` for whose it is."""
     episodes: str = ""
-    """The folder with the episodes that `routes` names."""
-    routes: list[Annotated[tuple[int, int, int, int, int], Field(strict=False)]] = Field(default_factory=list)
-    """By sample: the `agentgym.segments.Place` of its episode, and the number of its trajectory; see `agentgym.routes`.
-    Empty: there are no routes, or they are among the arrays."""
+    """The folder with the episodes that `recorded` names."""
+    recorded: list[Annotated[tuple[int, int, int, int, int], Field(strict=False)]] = Field(
+        default_factory=list
+    )
+    """By sample: the `agentgym.segments.Place` of its episode, and the number of its trajectory
+    (`agentgym.origins`).
+    Empty: what the workers recorded is among the arrays."""
     publish: bool
     """Write the weights after the step and name them in `step_done`."""
     checkpoint: bool

@@ -1,25 +1,25 @@
-"""The routes of episodes, which go from a worker to a trainer by the disk.
+"""The routes of episodes, which a worker leaves on the disk.
 
 They are most of an episode's bytes (layers x experts for a token, where all the rest is 13), and the coordinator has no
-use for them. So a worker on its machine leaves them in a file among the run's episodes, one on another machine sends
-them along; and a batch message says where the episodes of its samples lie, and the trainer, which runs where the
-coordinator does, reads the routes there. What is not what the worker recorded is found by the checksum of the sample.
+use for them. So a worker on its machine leaves them in a file among the run's episodes; one on another machine sends
+them along, and then they are in the episode's message. What is not what the worker recorded is found by the checksum of
+the trajectory.
 
     RUN/episodes/routes-000017    of the episode of lease 17: those of its trajectories, joined; the bytes of the array
 """
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentgym.episode import Episode
 from agentgym.episode_codec import decode_episode
-from agentgym.errors import IntegrityError, WireError
-from agentgym.protocol import BatchHeader, EpisodeDone, RoutesApart
+from agentgym.errors import WireError
+from agentgym.protocol import EpisodeDone, RoutesApart
 from agentgym.segments import Place, begin_file, read_message, sync_file, sync_names
 from agentgym.wire import unpack
 
@@ -120,53 +120,3 @@ def read_episode(folder: Path, place: Place, *, routes: bool = True) -> Episode:
     except (OSError, ValueError) as error:
         raise WireError(f"{path} does not hold the routes of its episode: {error}") from error
     return decode_episode(message.episode, {**packet.arrays, "routes": found})
-
-
-class Origin(NamedTuple):
-    """Which trajectory a sample is."""
-
-    group_id: int
-    member: int
-    trajectory: int
-    """Its number in the episode."""
-
-
-def located(
-    header: BatchHeader, origins: Sequence[Origin], folder: Path, places: Mapping[tuple[int, int], Place]
-) -> BatchHeader:
-    """Return a batch's header with where the routes of its samples are; `places` are those of the members of groups."""
-    found = [(*places[origin.group_id, origin.member], origin.trajectory) for origin in origins]
-    return header.model_copy(update={"episodes": str(folder), "routes": found})
-
-
-def with_routes(header: BatchHeader, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a batch message, and the routes of its samples, one after another.
-
-    Raises:
-        IntegrityError: an episode cannot be read, or has not the routes of as many tokens.
-    """
-    if not header.routes:
-        return dict(arrays)
-    joined: NDArray[Any] | None = None
-    end = 0
-    for number, (length, (*place, trajectory)) in enumerate(zip(header.lengths, header.routes, strict=True)):
-        try:
-            routes = read_episode(Path(header.episodes), Place(*place)).trajectories[trajectory].routes
-        except (OSError, WireError, IndexError) as error:
-            raise IntegrityError(
-                f"the episode of sample {number} of step {header.step} cannot be read: {error}"
-            ) from error
-        if joined is None and routes is not None:
-            joined = np.empty((sum(header.lengths), *routes.shape[1:]), routes.dtype)
-        start, end = end, end + length
-        if (
-            routes is None
-            or joined is None
-            or (len(routes), routes.shape[1:], routes.dtype) != (length, joined.shape[1:], joined.dtype)
-        ):
-            raise IntegrityError(
-                f"sample {number} of step {header.step} has no routes of {length} tokens like the others"
-            )
-        joined[start:end] = routes
-    assert joined is not None
-    return {**arrays, "routes": joined}

@@ -47,7 +47,7 @@ STEP = Step(
 
 
 def message_of(*episodes: Episode) -> tuple[Assembled, BatchHeader, Arrays]:
-    """A step that trains on one group, and the message that gives it to the trainer."""
+    """A step that trains on one group, and the message that gives it to the trainer, but where it was recorded."""
     found = assemble(
         [group_of(*episodes)],
         policies=["learner"],

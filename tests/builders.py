@@ -105,6 +105,15 @@ def episode_of(
     )
 
 
+def shifted(member: int) -> Episode:
+    """An episode of two agents whose routes are its own."""
+    made = [trajectory_of([float(member), 1.0], agent=agent) for agent in ("one", "two")]
+    for number, trajectory in enumerate(made):
+        assert trajectory.routes is not None
+        trajectory.routes[:] = 10 * member + number
+    return episode_of(trajectories=made, member=member)
+
+
 def sent(episode: Episode, lease: int = 1, *, apart: Path | None = None) -> Packet:
     """The message in which an episode arrives, whose routes its worker may have left in a folder."""
     fields, arrays = encode_episode(episode)

@@ -28,6 +28,7 @@ LAYERS = [
     "batch door busy config_file episode_codec prefix ratings tensorboard",
     "metrics",
     "catalog episode_json routes",
+    "origins",
     "episode_print",
     "evaluation.stats",
     "evaluation.summary",
@@ -97,7 +98,7 @@ ALLOWED = {
     ("agentgym_envs", "agentgym_trainers"): "",
     ("agentgym_trainers", "agentgym"): (
         "adapters algorithm_config batch busy config config_file episode errors keys lifeline log model protocol "
-        "routes trainer_config weights wire"
+        "origins trainer_config weights wire"
     ),
     ("agentgym_trainers", "agentgym_envs"): "",
 }

@@ -19,14 +19,14 @@ from agentgym.advantages.menu import Baselines, estimate
 from agentgym.advantages.returns import Floats, Joint
 from agentgym.advantages.shaping import overlong
 from agentgym.algorithm_config import AlgorithmConfig
-from agentgym.batch import SAMPLE_ARRAYS, Sample, pack_microbatches, sums
+from agentgym.batch import MADE_HERE, SAMPLE_ARRAYS, Sample, pack_microbatches, sums
 from agentgym.coordinator.groups import Group
 from agentgym.coordinator.schedule import Step
 from agentgym.episode import REPLAYED, Episode, Trajectory, joined, sampled_tokens
 from agentgym.messages import AgentId
+from agentgym.origins import Origin
 from agentgym.prefix import replayed
 from agentgym.protocol import BatchHeader
-from agentgym.routes import Origin
 from agentgym.trainer_config import TrainerConfig
 
 ROUNDING = 1e-9
@@ -161,9 +161,9 @@ def batch_of(
     checkpoint: bool,
     state: dict[str, Any],
 ) -> tuple[BatchHeader, dict[str, NDArray[Any]]]:
-    """Return the message that gives a step to the trainer, and its arrays but for the routes."""
+    """Return the message that gives a step to the trainer, and the arrays that the workers did not record."""
     lengths = [len(sample.tokens) for sample in assembled.samples]
-    arrays = joined(assembled.samples, SAMPLE_ARRAYS)
+    arrays = joined(assembled.samples, {name: SAMPLE_ARRAYS[name] for name in MADE_HERE})
     header = BatchHeader(
         step=step.number,
         loss=step.loss,

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentgym.advantages.menu import Baselines
-from agentgym.batch import routed
 from agentgym.config import Config
 from agentgym.coordinator.assemble import Assembled, assemble, batch_of
 from agentgym.coordinator.dispatcher import Dispatcher
@@ -24,8 +23,8 @@ from agentgym.coordinator.status import nobody_answered, too_old
 from agentgym.coordinator.store import Places
 from agentgym.coordinator.surroundings import Report, Send, Store
 from agentgym.errors import RunError
+from agentgym.origins import located
 from agentgym.protocol import StepDone
-from agentgym.routes import located
 
 UNLUCKY_STEPS = 8
 """So many batches one after another may have nothing that a policy can learn from."""
@@ -157,7 +156,7 @@ class Training:
         batches = [
             (
                 trainers[policy].identity,
-                part.origins if routed(part.samples) else [],
+                part.origins,
                 batch_of(part, step, trainer=self._config.trainer, checkpoint=due, state=state),
             )
             for policy, part in parts.items()

@@ -11,7 +11,6 @@ from agentgym.coordinator.process import Coordinator
 from agentgym.coordinator.supervisor import Child, Supervisor, TrainerLost
 from agentgym.coordinator.surroundings import Surroundings
 from agentgym.messages import SINGLE_AGENT, AgentId
-from agentgym.simulation.ledger import Ledger
 from agentgym.simulation.machine import Machine
 from agentgym.simulation.measure import Measurements
 from agentgym.simulation.processes import PROCESSES
@@ -58,7 +57,7 @@ class Cluster:
             clock=self.site.now,
             spawn=self._spawn,
         )
-        self.ledger = Ledger()
+        self.ledger = self.site.ledger
         self.measured = Measurements(self.site)
         self.resumed = 0
         """How often the trainer died and the run was resumed."""

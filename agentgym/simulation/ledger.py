@@ -6,12 +6,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from agentgym.coordinator.groups import SetAside
 from agentgym.coordinator.store import Places, StoredGroup
 from agentgym.episode import Episode
 from agentgym.episode_codec import decode_episode
 from agentgym.errors import RunError
 from agentgym.protocol import EpisodeDone
+from agentgym.segments import Place
 from agentgym.wire import Packet
 
 Message = tuple[Mapping[str, Any], Mapping[str, Any]]
@@ -103,7 +107,17 @@ class Ledger:
                 raise RunError(f"group {group_id} is consumed by steps {entry.step} and {step}")
             self._places += 1
             entry.step, entry.place = step, entry.place or self._places
-        asyncio.get_running_loop().call_soon(done, {})  # no simulated model has routes
+        taken = [(group_id, member) for group_id in group_ids for member in self.entries[group_id].episodes]
+        places = {(group_id, member): Place(group_id, member, 0, 0) for group_id, member in taken}
+        asyncio.get_running_loop().call_soon(done, places)
+
+    def versions(self, place: Place, trajectory: int) -> NDArray[np.int32]:
+        """Return what a trainer reads at a place of `consume`: the versions [K] of a trajectory."""
+        header, arrays = self.entries[place.segment].episodes[place.offset]
+        lengths = [described["length"] for described in header["trajectories"]]
+        start = sum(lengths[:trajectory])
+        versions: NDArray[np.int32] = arrays["versions"][start : start + lengths[trajectory]]
+        return versions
 
     def drop(self, group_ids: Iterable[int]) -> None:
         """See `EpisodeStore.drop`."""

@@ -25,6 +25,7 @@ from agentgym.protocol import (
     StepDone,
     Welcome,
 )
+from agentgym.segments import Place
 from agentgym.simulation.engine import Spans
 from agentgym.simulation.machine import Machine
 from agentgym.simulation.play import Play
@@ -191,7 +192,7 @@ class SimulatedTrainer(Machine):
                 self.send(BatchRequest(step=self._done + 1))
             case BatchHeader():
                 if header.loss != "sft":  # what a teacher said has no age
-                    self._look_at_ages(header.step, arrays)
+                    self._look_at_ages(header, arrays)
                 self.start(self._step(header))
 
     async def _step(self, batch: BatchHeader) -> None:
@@ -219,12 +220,16 @@ class SimulatedTrainer(Machine):
         )
         self.send(BatchRequest(step=batch.step + 1))
 
-    def _look_at_ages(self, step: int, arrays: Arrays) -> None:
-        versions, mask = arrays["versions"], arrays["loss_mask"]
-        assert versions is not None
+    def _look_at_ages(self, batch: BatchHeader, arrays: Arrays) -> None:
+        versions = np.concatenate(
+            [self.site.ledger.versions(Place(*place), number) for *place, number in batch.recorded]
+        )
+        mask = arrays["loss_mask"]
         assert mask is not None
-        ages, counts = np.unique(step - 1 - versions[mask], return_counts=True)
-        self.site.ages[step, self._policy] = Counter(dict(zip(ages.tolist(), counts.tolist(), strict=True)))
+        ages, counts = np.unique(batch.step - 1 - versions[mask], return_counts=True)
+        self.site.ages[batch.step, self._policy] = Counter(
+            dict(zip(ages.tolist(), counts.tolist(), strict=True))
+        )
 
     def _publish(self, version: int) -> str:
         path = weights_file(self._exchange, version)

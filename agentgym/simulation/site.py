@@ -13,6 +13,7 @@ from numpy.random import Generator
 from agentgym.config import Config
 from agentgym.messages import AgentId
 from agentgym.simulation.engine import Engine
+from agentgym.simulation.ledger import Ledger
 from agentgym.simulation.network import Network
 from agentgym.simulation.quantity import draw_of
 
@@ -45,6 +46,8 @@ class Site:
         self.now = asyncio.get_running_loop().time
         """The clock."""
         self.network = Network(draw_of(self.settings.latency), self.rng("network", 0))
+        self.ledger = Ledger()
+        """The disk, which outlives the coordinators of a run that is resumed."""
         self.engines: dict[str, Engine] = {}
         """Of the policy servers, by address; those of dead ones are closed."""
         self._work_before = 0.0

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from live_run import numbers_of, play, small_run
 from wire_peers import play_well
 
-from agentgym.batch import MADE_HERE, SAMPLE_ARRAYS, check_sums, split
+from agentgym.batch import MADE_HERE, SAMPLE_ARRAYS, check_sums, concatenate, split
 from agentgym.coordinator.store import FOLDER, EpisodeStore, StoredGroup, stored_episodes
-from agentgym.episode import PER_TOKEN, Episode, joined_routes
+from agentgym.episode import PER_TOKEN, Episode
 from agentgym.episode_codec import decode_episode, encode_episode
 from agentgym.errors import IntegrityError, RunError, WireError
+from agentgym.origins import with_recorded
 from agentgym.protocol import BatchHeader, BatchRequest, EpisodeDone, Lease
-from agentgym.routes import with_routes
 
 WORKERS_ARRAYS = ["tokens", "loss_mask", "logprobs", "versions", "routes"]
 Arrays = dict[str, Any]
@@ -101,8 +101,8 @@ def test_any_bit_of_an_episode_on_the_disk_is_found(
 @given(name=st.sampled_from([*SAMPLE_ARRAYS, "routes"]), bit=bits)
 def test_any_bit_of_a_batch_is_found_at_the_trainers_door(name: str, bit: int) -> None:
     plays = [episode_of([float(n)], member=n) for n in range(2)]
-    assembled, header, sent_arrays = message_of(*plays)
-    arrays = {**sent_arrays, "routes": joined_routes(assembled.samples)}
+    assembled, header, made = message_of(*plays)
+    arrays = {**concatenate(assembled.samples), **made}
 
     def look(found: Arrays) -> None:
         check_sums(found, header.sums)
@@ -140,7 +140,7 @@ def test_routes_that_were_changed_on_the_way_to_the_disk_are_found_by_the_traine
             while not isinstance((packet := await trainer.packet()).header, BatchHeader):
                 pass
             header = packet.expect(BatchHeader)
-            samples = split(with_routes(header, packet.arrays), header.lengths, header.checksums)
+            samples = split(with_recorded(header, packet.arrays), header.lengths, header.checksums)
             damaged = []
             for sample in samples:
                 try:

@@ -14,9 +14,10 @@ from strangers import KeyRing, free_address
 
 from agentgym.coordinator.store import FOLDER, stored_episodes
 from agentgym.door import Door
+from agentgym.origins import with_recorded
 from agentgym.policy.template import ChatTokenizer
 from agentgym.protocol import Completion, Generate
-from agentgym.routes import APART_BYTES, with_routes
+from agentgym.routes import APART_BYTES
 from agentgym.wire import Packet
 from agentgym.worker.process import Worker
 
@@ -81,7 +82,7 @@ def test_large_routes_reach_the_trainer(
             path.stat().st_size > APART_BYTES and path.stat().st_mode & 0o777 == 0o600 for path in files
         )
         (batch,) = trainer.batches
-        routes = with_routes(batch, {})["routes"]
+        routes = with_recorded(batch, {})["routes"]
         assert routes.shape == (sum(batch.lengths), LAYERS, TOPK)
         for sample in np.split(routes, np.cumsum(batch.lengths)[:-1]):
             assert np.array_equal(sample[:-1], recorded(len(sample) - 1))

@@ -28,8 +28,8 @@ from agentgym.errors import AgentGymError, IntegrityError, RunError
 from agentgym.keys import load_keys
 from agentgym.lifeline import die_with_parent
 from agentgym.log import setup_logging
+from agentgym.origins import with_recorded
 from agentgym.protocol import BatchHeader, BatchRequest, Drain, Error, Hello
-from agentgym.routes import with_routes
 from agentgym.wire import PROTOCOL_VERSION, Packet, pack, unpack
 from agentgym_trainers.megatron import launch
 from agentgym_trainers.megatron.link import Link
@@ -116,7 +116,7 @@ def _next(link: Link | None, channel: "Channel", step: int) -> Packet:
     link.send(BatchRequest(step=step))
     packet = link.receive()
     if isinstance(packet.header, BatchHeader):
-        packet = replace(packet, arrays=with_routes(packet.header, packet.arrays))
+        packet = replace(packet, arrays=with_recorded(packet.header, packet.arrays))
     if launch.world_size() > 1:
         channel.share([bytes(frame) for frame in pack(packet.header, packet.arrays)])
     return packet
