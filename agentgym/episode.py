@@ -158,7 +158,7 @@ def recorded_checksum(
 ) -> int:
     """Return the checksum of a trajectory: that of its routes in the upper 32 of 64 bits, of all the rest in the lower.
 
-    So the coordinator, which passes on the routes unseen, can check what it works with.
+    So the coordinator, which does not look at the routes, can check what it works with.
     """
     return checksum(routes) << 32 | checksum(tokens, loss_mask, logprobs, versions)
 

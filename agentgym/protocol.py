@@ -238,7 +238,7 @@ class BatchRequest(Header):
 
 
 class BatchHeader(Header):
-    """One optimizer step's data; arrays as in `agentgym.batch`, but for the routes."""
+    """One optimizer step's data; arrays: `agentgym.batch.MADE_HERE`, and where `recorded` is empty all others, too."""
 
     kind: ClassVar[str] = "batch"
     step: int

@@ -1,10 +1,12 @@
 """What it costs that every episode is on disk before it is acknowledged: the real coordinator, fed as fast as it takes.
 
-    .venv/bin/python scripts/bench/durable.py [--kilobytes 800] [--episodes 600] [--remote] [--folder DIR]
+    .venv/bin/python scripts/bench/durable.py [--kilobytes 800] [--layers 12] [--episodes 600] [--remote]
+        [--folder DIR]
 
 The coordinator runs in this process. A second one stands in for its worker, policy server and trainer: it answers
-every lease at once with an episode of the given size, takes every batch and publishes nothing new. It leaves routes on
-the disk as a worker on the coordinator's machine does, or sends them along as one elsewhere (`--remote`). Printed are
+every lease at once with an episode of the given size, takes every batch and publishes nothing new. An episode's tokens
+have 8 experts in each of so many layers: the more there are, the fewer tokens make up its size. It leaves routes on the
+disk as a worker on the coordinator's machine does, or sends them along as one elsewhere (`--remote`). Printed are
 the episodes per second, the CPU time of the coordinator's process per episode, the part of it that its store's thread
 used, and the time from an episode's leaving to its acknowledgement. DIR should be on the disk that runs are on.
 """
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -50,8 +53,7 @@ from agentgym.routes import APART_BYTES, write_routes
 from agentgym.tensorboard import TensorBoard
 from agentgym.wire import PROTOCOL_VERSION, Channel, Packet, open_socket
 
-LAYERS, TOPK, TURNS = 12, 8, 8
-TOKEN_BYTES = 4 + 1 + 4 + 4 + LAYERS * TOPK
+TOPK, TURNS = 8, 8
 GROUP, TASKS = 4, 8
 
 
@@ -85,9 +87,9 @@ def episode_of(lease: Lease, trajectory: Trajectory, version: int) -> Episode:
     )  # fmt: skip
 
 
-def trajectory_of(kilobytes: int) -> Trajectory:
+def trajectory_of(kilobytes: int, layers: int) -> Trajectory:
     """Return a trajectory of about this size."""
-    K = max(TURNS * 4, kilobytes * 1000 // TOKEN_BYTES)
+    K = max(TURNS * 4, kilobytes * 1000 // (4 + 1 + 4 + 4 + layers * TOPK))
     mask = np.zeros(K, np.bool_)
     for turn in range(TURNS):
         mask[slice(*_span(turn, K))] = True
@@ -95,7 +97,7 @@ def trajectory_of(kilobytes: int) -> Trajectory:
     return Trajectory(
         agent="agent", policy="learner", trainable=True, tokens=rng.integers(0, 99, K).astype(np.int32),
         loss_mask=mask, logprobs=np.where(mask, -0.5, 0).astype(np.float32), versions=np.zeros(K, np.int32),
-        routes=rng.integers(0, 64, (K, LAYERS, TOPK)).astype(np.uint8),
+        routes=rng.integers(0, 64, (K, layers, TOPK)).astype(np.uint8),
         turns=tuple(Turn(*_span(turn, K), assistant("x"), "stop") for turn in range(TURNS)),
     )  # fmt: skip
 
@@ -122,7 +124,7 @@ class Peer:
         )  # fmt: skip
 
 
-async def stand_in(address: str, exchange: Path, kilobytes: int, remote: bool) -> None:
+async def stand_in(address: str, exchange: Path, trajectory: Trajectory, remote: bool) -> None:
     """Play worker, server and trainer until the run ends; print the milliseconds until each acknowledgement."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     worker, server, trainer = (Peer(context, address, role) for role in ("worker", "server", "trainer"))
@@ -131,7 +133,7 @@ async def stand_in(address: str, exchange: Path, kilobytes: int, remote: bool) -
     version = [0]
     tasks: set[asyncio.Task[None]] = set()
 
-    async def answer(lease: Lease, trajectory: Trajectory, folder: Path) -> None:
+    async def answer(lease: Lease, folder: Path) -> None:
         fields, arrays = encode_episode(episode_of(lease, trajectory, version[0]))
         apart, routes = None, arrays["routes"]
         if not remote and routes is not None and routes.nbytes >= APART_BYTES:
@@ -141,12 +143,11 @@ async def stand_in(address: str, exchange: Path, kilobytes: int, remote: bool) -
         worker.channel.send(EpisodeDone(lease_id=lease.lease_id, episode=fields, apart=apart), arrays)
 
     async def work() -> None:
-        trajectory = trajectory_of(kilobytes)
         folder = Path((await worker.inbox.get()).expect(Welcome).episodes)
         worker.channel.send(Ready(credits=64))
         while not isinstance(header := (await worker.inbox.get()).header, Drain):
             if isinstance(header, Lease):
-                tasks.add(task := asyncio.create_task(answer(header, trajectory, folder)))
+                tasks.add(task := asyncio.create_task(answer(header, folder)))
                 task.add_done_callback(tasks.discard)
             elif isinstance(header, Ack):
                 waited.append(1000 * (time.perf_counter() - sent.pop(header.lease_id)))
@@ -177,7 +178,7 @@ async def stand_in(address: str, exchange: Path, kilobytes: int, remote: bool) -
     context.destroy()
 
 
-async def coordinate(config: Config, folder: Path, kilobytes: int, remote: bool) -> None:
+async def coordinate(config: Config, folder: Path, shape: Sequence[str]) -> None:
     """Run the coordinator and print what it used."""
     for name in ("run", "sockets", "exchange"):
         (folder / name).mkdir()
@@ -187,7 +188,7 @@ async def coordinate(config: Config, folder: Path, kilobytes: int, remote: bool)
     reporter = reporter_of(config, board)
     coordinator = Coordinator(config, places, supervisor=supervisor, reporter=reporter)
     command = [sys.executable, __file__, "--stand-in", places.coordinator, "--folder", str(places.exchange)]
-    with subprocess.Popen([*command, "--kilobytes", str(kilobytes), *(["--remote"] if remote else [])]):
+    with subprocess.Popen([*command, *shape]):
         store = time.pthread_getcpuclockid(coordinator._store._thread.ident or 0)
         begun, cpu, cpu_store = time.perf_counter(), time.process_time(), time.clock_gettime(store)
         run = asyncio.create_task(coordinator.run())
@@ -200,7 +201,7 @@ async def coordinate(config: Config, folder: Path, kilobytes: int, remote: bool)
         episodes = sum(coordinator._dispatcher.counts[name] for name in ("ok", "truncated"))
         seconds, total = time.perf_counter() - begun, time.process_time() - cpu
     print(
-        f"{episodes} episodes of {kilobytes} KB: {episodes / seconds:.0f} a second; coordinator "
+        f"{episodes} episodes ({' '.join(shape)}): {episodes / seconds:.0f} a second; coordinator "
         f"{1000 * total / episodes:.2f} ms of CPU each, of which its store {1000 * used / episodes:.2f} ms"
     )
     board.close()
@@ -222,16 +223,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kilobytes", type=int, default=800, help="size of an episode")
     parser.add_argument("--episodes", type=int, default=600)
+    parser.add_argument("--layers", type=int, default=12, help="MoE layers of the model")
     parser.add_argument("--remote", action="store_true", help="send the routes along")
     parser.add_argument("--folder", type=Path, default=None, help="where the run directory is made")
     parser.add_argument("--stand-in", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.stand_in:
-        asyncio.run(stand_in(arguments.stand_in, arguments.folder, arguments.kilobytes, arguments.remote))
+        trajectory = trajectory_of(arguments.kilobytes, arguments.layers)
+        asyncio.run(stand_in(arguments.stand_in, arguments.folder, trajectory, arguments.remote))
         return
+    shape = ["--kilobytes", str(arguments.kilobytes), "--layers", str(arguments.layers)]
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         config = config_of(arguments.episodes)
-        asyncio.run(coordinate(config, Path(folder), arguments.kilobytes, arguments.remote))
+        asyncio.run(coordinate(config, Path(folder), [*shape, *(["--remote"] if arguments.remote else [])]))
 
 
 if __name__ == "__main__":

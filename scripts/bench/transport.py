@@ -36,7 +36,7 @@ def lease_of(number: int) -> Lease:
 
 def push(address: str, episodes: int, kilobytes: int) -> None:
     """Send the frames of one episode again and again."""
-    fields, arrays = encode_episode(episode_of(lease_of(0), trajectory_of(kilobytes), 0))
+    fields, arrays = encode_episode(episode_of(lease_of(0), trajectory_of(kilobytes, 12), 0))
     frames = pack(EpisodeDone(lease_id=0, episode=fields), arrays)
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.set_hwm(WINDOW)
@@ -63,7 +63,7 @@ def pull(address: str, episodes: int, kilobytes: int) -> float:
 
 async def send_all(address: str, episodes: int, kilobytes: int, anew: bool) -> None:
     """Send episodes as a worker does, as far as the receiver lets us; each made `anew`, or the first one again."""
-    trajectory = trajectory_of(kilobytes)
+    trajectory = trajectory_of(kilobytes, 12)
     fields, arrays = encode_episode(episode_of(lease_of(0), trajectory, 0))
     window = asyncio.Semaphore(WINDOW)
 
