@@ -31,6 +31,7 @@ from agentgym.coordinator.launch import Places
 from agentgym.coordinator.process import Coordinator
 from agentgym.coordinator.report import Reporter
 from agentgym.coordinator.schedule import Schedule
+from agentgym.coordinator.store import EpisodeStore
 from agentgym.coordinator.supervisor import Supervisor
 from agentgym.episode import EndReason, Episode, Trajectory, Turn
 from agentgym.episode_codec import encode_episode
@@ -189,12 +190,14 @@ async def coordinate(config: Config, folder: Path, shape: Sequence[str]) -> None
     coordinator = Coordinator(config, places, supervisor=supervisor, reporter=reporter)
     command = [sys.executable, __file__, "--stand-in", places.coordinator, "--folder", str(places.exchange)]
     with subprocess.Popen([*command, *shape]):
-        store = time.pthread_getcpuclockid(coordinator._store._thread.ident or 0)
+        assert isinstance(coordinator._store, EpisodeStore)
+        writer = coordinator._store._thread
+        store = time.pthread_getcpuclockid(writer.ident or 0)
         begun, cpu, cpu_store = time.perf_counter(), time.process_time(), time.clock_gettime(store)
         run = asyncio.create_task(coordinator.run())
         used = 0.0
         while not run.done():
-            with_store = time.clock_gettime(store) if coordinator._store._thread.is_alive() else used
+            with_store = time.clock_gettime(store) if writer.is_alive() else used
             used = with_store - cpu_store
             await asyncio.sleep(0.05)
         await run

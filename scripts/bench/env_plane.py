@@ -54,7 +54,7 @@ class Nothing(Env):
         self.turn, self.name = 0, f"{seed} " if self.new else ""
         return f"{self.name}begin", {}
 
-    def step(self, action: str) -> Any:
+    def step(self, action: Any) -> Any:
         """Say the next text."""
         self.turn += 1
         return f"{self.name}turn {self.turn}", 1.0, self.turn >= self.turns, False, {}

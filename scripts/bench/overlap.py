@@ -28,7 +28,8 @@ def episodes_per_second(run: Path, episodes_per_step: int) -> float:
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
     times = [event.wall_time for event in events.Scalars("train/loss") if event.step >= FIRST_STEP]
-    return episodes_per_step * (len(times) - 1) / (times[-1] - times[0])
+    seconds: float = times[-1] - times[0]
+    return episodes_per_step * (len(times) - 1) / seconds
 
 
 def measure(folder: Path, name: str, settings: Sequence[str], command: Sequence[str] = AGENTGYM) -> Path:

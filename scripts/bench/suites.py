@@ -116,7 +116,9 @@ def tau2() -> None:
         for task_id in load_tasks(found.kwargs["name"], "base"):
             env = make(found.id, task_id=task_id)
             for name, p in (("gold", 0.0), ("nothing", 1.0)):
-                seats = {agent: Replay(seed=0, p=p) for agent in env.possible_agents}
+                seats: dict[str, ScriptedPolicy] = {
+                    agent: Replay(seed=0, p=p) for agent in env.possible_agents
+                }
                 scores[name][play(env, spec(found.id).kind, seats, seed=0)] += 1
         print(f"{found.id}: gold actions {dict(scores['gold'])}, nothing done {dict(scores['nothing'])}")
 

@@ -130,7 +130,7 @@ def bare(folder: Path, samples: Sequence[Sample]) -> Step:
         logprobs = logits[packed.rows].log_softmax(-1).gather(1, packed.targets[:, None])[:, 0]
         ratio = (logprobs - packed.rollout).exp()
         gain = torch.minimum(ratio * packed.advantages, ratio.clamp(0.8, 1.2) * packed.advantages)
-        (-gain * packed.weights).sum().backward()
+        (-gain * packed.weights).sum().backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(gpt.parameters(), MAX_NORM)
         adam.step()
 
