@@ -148,7 +148,7 @@ class RoutesApart(TypedDict):
     """What is in a file of routes."""
 
     dtype: Literal["uint8", "uint16"]
-    shape: list[int]
+    shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=3, max_length=3)]
     """[K, L, k]."""
 
 

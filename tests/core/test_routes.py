@@ -4,7 +4,9 @@ import contextlib
 import resource
 import signal
 from pathlib import Path
+from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from builders import sent, shifted
@@ -15,6 +17,7 @@ from agentgym.errors import WireError
 from agentgym.protocol import EpisodeDone
 from agentgym.routes import decode_without_routes, read_episode, routes_file, write_routes
 from agentgym.segments import Segments
+from agentgym.wire import unpack
 
 
 @given(data=st.binary(max_size=200), keep=st.integers(0, 300), at=st.integers(0, 200))
@@ -49,6 +52,18 @@ def test_an_episode_whose_routes_are_not_where_they_should_be_is_refused(tmp_pat
     file.unlink()
     with pytest.raises(WireError, match=rf"routes-000004 has 0 bytes, its worker wrote {size}"):
         decode_without_routes(message, packet.arrays, tmp_path)
+
+
+@pytest.mark.parametrize("apart", [{"shape": [-20, -2, 2]}, {"shape": [80]}, {"dtype": "object"}])
+def test_a_message_names_routes_as_they_may_be(tmp_path: Path, apart: dict[str, Any]) -> None:
+    packet = sent(shifted(0), 4, apart=tmp_path)
+    fields = packet.expect(EpisodeDone).model_dump()
+    fields["apart"] |= apart
+    frames = [b"episode", b"", msgpack.packb(fields)]
+    with pytest.raises(
+        WireError, match=f"the header of a 'episode' message is wrong at 'apart.{next(iter(apart))}"
+    ):
+        unpack(frames)
 
 
 def test_routes_that_cannot_be_written_leave_nothing_behind(tmp_path: Path) -> None:
