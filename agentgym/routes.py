@@ -20,7 +20,7 @@ from agentgym.episode import Episode
 from agentgym.episode_codec import decode_episode
 from agentgym.errors import WireError
 from agentgym.protocol import EpisodeDone, RoutesApart
-from agentgym.segments import Place, begin_file, read_message, sync_file, sync_names
+from agentgym.segments import Place, begin_file, read_message, sync_file, sync_path
 from agentgym.wire import unpack
 
 APART_BYTES = 1 << 16
@@ -74,7 +74,7 @@ def write_routes(folder: Path, lease_id: int, routes: NDArray[Any]) -> RoutesApa
         except OSError:
             path.unlink()
             raise
-    sync_names(folder)
+    sync_path(folder)
     return RoutesApart(dtype="uint8" if routes.dtype == np.uint8 else "uint16", shape=list(routes.shape))
 
 

@@ -82,7 +82,7 @@ class Segments:
         self._sizes[self._current] = 0
         path = _path(self._folder, self._current)
         file = begin_file(path)
-        sync_names(self._folder)
+        sync_path(self._folder)
         return file
 
 
@@ -97,13 +97,13 @@ def sync_file(file: BinaryIO) -> None:
     os.fdatasync(file.fileno())
 
 
-def sync_names(folder: Path) -> None:
-    """Wait until the names of a folder's files are on the disk, which must survive as well as what is in them."""
-    directory = os.open(folder, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Wait until a file is on the disk, or the names in a folder, which must survive like what its files hold."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)
 
 
 def read_message(folder: Path, place: Place) -> list[bytes]:

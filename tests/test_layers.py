@@ -98,7 +98,7 @@ ALLOWED = {
     ("agentgym_envs", "agentgym_trainers"): "",
     ("agentgym_trainers", "agentgym"): (
         "adapters algorithm_config batch busy config config_file episode errors keys lifeline log model protocol "
-        "origins trainer_config weights wire"
+        "origins segments trainer_config weights wire"
     ),
     ("agentgym_trainers", "agentgym_envs"): "",
 }

@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from agentgym.errors import ModelError
+from agentgym.segments import sync_path
 from agentgym_trainers.megatron.export import Stream, write_safetensors
 
 FORMAT = 2
@@ -78,7 +79,7 @@ def save_checkpoint(
     if final.exists():  # of a run that was left, see above
         final.rename(partial.with_suffix(".replaced"))
     partial.rename(final)
-    _sync(folder)
+    sync_path(folder)
     _point_latest(folder, final.name)
     _remove_others(folder, final, keep)
     return final
@@ -103,7 +104,7 @@ def save_reference(folder: Path, weights: Stream, model_folder: Path | None) -> 
             _sync_tree(partial)
         _remove(final)  # of a run that was left
         partial.rename(final)
-        _sync(folder)
+        sync_path(folder)
     dist.barrier()
 
 
@@ -196,9 +197,9 @@ def _write_model(folder: Path, weights: Stream, model_folder: Path) -> None:
 def _point_latest(folder: Path, name: str) -> None:
     partial = folder / f".{LATEST}.partial"
     partial.write_text(name + "\n")
-    _sync(partial)
+    sync_path(partial)
     partial.replace(folder / LATEST)
-    _sync(folder)
+    sync_path(folder)
 
 
 def _remove_others(folder: Path, newest: Path, keep: int) -> None:
@@ -212,13 +213,5 @@ def _remove_others(folder: Path, newest: Path, keep: int) -> None:
 
 def _sync_tree(folder: Path) -> None:
     for path in sorted(folder.rglob("*"), reverse=True):
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_path(path)
+    sync_path(folder)
