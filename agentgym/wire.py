@@ -38,9 +38,8 @@ MAX_ARRAYS = 16
 MAX_DIMENSIONS = 4
 DTYPES = frozenset({"bool", "uint8", "uint16", "int32", "int64", "float32"})
 _DTYPES = {name: np.dtype(name) for name in DTYPES}
-_DTYPE_NAMES = {
-    dtype: name for name, dtype in _DTYPES.items()
-}  # native byte order alone; `dtype.name` is slow
+# Native byte order alone; `dtype.name` is slow.
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 H = TypeVar("H", bound=Header)
 Arrays = Mapping[str, NDArray[Any] | None]

@@ -209,9 +209,8 @@ class Fire:
         if pid is None:
             return False
         self._wake(run, everybody=True)
-        if (
-            role == "trainer"
-        ):  # one that ends before it has said who it is may be started again: nobody knows why
+        if role == "trainer":
+            # One that ends before it has said who it is may be started again: nobody knows why it did.
             _wait(run, lambda: f"(pid {pid}) is there" in run.log("coordinator"))
         before = len(run.lines)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))

@@ -80,7 +80,7 @@ def run(
         config = small_run(
             env={"id": env_id},
             model=str(model),
-            run={"steps": 6},
+            run={"steps": 12},
             rollout={"tasks_per_step": 4, "group_size": 3, "max_staleness": 1, "fork_share": 0.6},
             algorithm={"advantage": "group_mean", "normalize_batch": False, "loss": "reinforce"},
             workers={"slots": 8},
@@ -142,8 +142,7 @@ def test_forks_of_a_real_environment_are_compared_and_trained_from_their_turn_on
                 assert (sample.versions[answer] == NOT_SAMPLED).all()
             elif sample.loss_mask[answer].all():  # others may be too old
                 np.testing.assert_allclose(sample.advantages[answer], mine - np.mean(own), atol=1e-6)
-    # How many is chance: words are drawn at random, and a group that agrees teaches nothing.
-    assert any(replayed(by_checksum[sample.checksum]) for sample in samples)
+    assert sum(bool(replayed(by_checksum[sample.checksum])) for sample in samples) > 3
 
 
 def test_an_environment_that_does_not_repeat_itself_is_trained_on_plays_from_the_start(
