@@ -131,7 +131,7 @@ class Trajectory:
                 )
             end = turn.end
             spans[turn.start : end] = True
-        if not np.array_equal(spans, self.loss_mask):
+        if (spans != self.loss_mask).any():
             raise IntegrityError("the loss mask is not true exactly on the tokens of the turns")
 
     def checksum(self) -> int:
@@ -264,7 +264,7 @@ def no_route(dtype: np.dtype[Any]) -> int:
 
 def sampled_tokens(trajectory: Trajectory) -> int:
     """Count the tokens of the answers that are a trajectory's own; a fork repeats those of another one."""
-    return sum(turn.end - turn.start for turn in trajectory.turns if turn.finish_reason != REPLAYED)
+    return sum([turn.end - turn.start for turn in trajectory.turns if turn.finish_reason != REPLAYED])
 
 
 def turns_of(trajectories: Sequence[Trajectory]) -> int:

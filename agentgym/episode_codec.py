@@ -24,7 +24,8 @@ from agentgym.errors import IntegrityError, WireError
 
 TURN_FIELDS = tuple(field.name for field in fields(Turn))
 _turn_values = attrgetter(*TURN_FIELDS)
-_NO_ROUTE = np.array(no_route(np.dtype(np.uint8)), np.uint8)
+_NO_ROUTES = np.broadcast_to(np.array(no_route(np.dtype(np.uint8)), np.uint8), (1 << 62, 1, 1))
+"""Rows "no route", which take no memory: more than anybody needs."""
 
 
 class _TrajectoryFields(BaseModel):
@@ -110,7 +111,7 @@ def decode_episode(
         fields = _EpisodeFields.model_validate(header)
         if not routes:
             count = sum(d.length for d in fields.trajectories if d.routed)
-            arrays = {**arrays, "routes": np.broadcast_to(_NO_ROUTE, (count, 1, 1))}
+            arrays = {**arrays, "routes": _NO_ROUTES[:count]}
         trajectories = tuple(_trajectories(fields.trajectories, arrays))
         for trajectory in trajectories:
             trajectory.check()
@@ -123,8 +124,7 @@ def decode_episode(
         raise WireError(
             f"an episode has {len(trajectories)} trajectories and {len(fields.checksums)} checksums"
         )
-    plain = {name: getattr(fields, name) for name in _EpisodeFields.model_fields if name != "trajectories"}
-    return Episode(**plain, trajectories=trajectories)
+    return Episode(**{**fields.__dict__, "trajectories": trajectories})
 
 
 def _trajectories(

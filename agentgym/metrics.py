@@ -20,8 +20,11 @@ from agentgym.prefix import replayed
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return the tags of a batch of episodes, averaged over the plays of agents whose policy is trained."""
     plays: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    whole = []
     for episode in episodes:
         again = replayed(episode)
+        if not again:
+            whole.append(episode)
         for agent in episode.agents:
             mine = [t for t in episode.trajectories if t.agent == agent]
             numbers = _play(mine, episode.agent_metrics.get(agent, {}))
@@ -29,24 +32,22 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
             if again:
                 numbers["replayed_turns"] = float(again)
             opponent = f"opponent/{mine[0].policy.partition('@')[0]}"  # the snapshots of a pool together
-            for name, value in numbers.items():
-                if not again:
-                    plays[f"agent/{_tag(episode.env_id)}/{agent}"][name].append(value)
-                    plays["episode" if trained else opponent][name].append(value)
-                elif trained:
-                    plays["fork"][name].append(value)
+            places = [f"agent/{_tag(episode.env_id)}/{agent}", "episode" if trained else opponent]
+            for place in places if not again else ["fork"] if trained else []:
+                there = plays[place]
+                for name, value in numbers.items():
+                    there[name].append(value)
     out = {}
     for prefix, names in plays.items():
         for name, values in names.items():
             # A part that was not given is 0; a success that the environment never stated is unknown.
             count = len(values) if name == "success" else len(names["reward"])
             out[f"{prefix}/{name}"] = sum(values) / count
-    episodes = [episode for episode in episodes if not replayed(episode)]
-    reasons = Counter(episode.end_reason for episode in episodes)
+    reasons = Counter(episode.end_reason for episode in whole)
     for reason in EndReason:
-        out[f"episode/end/{reason.value}"] = reasons[reason] / max(1, len(episodes))
-    if episodes:
-        out["episode/seconds"] = float(np.mean([e.metrics.get("seconds", 0.0) for e in episodes]))
+        out[f"episode/end/{reason.value}"] = reasons[reason] / max(1, len(whole))
+    if whole:
+        out["episode/seconds"] = float(np.mean([e.metrics.get("seconds", 0.0) for e in whole]))
     return out
 
 

@@ -39,10 +39,8 @@ def prefix_of(record: Episode, turn: int) -> dict[AgentId, list[Recorded]]:
 
 def replayed(episode: Episode) -> int:
     """Return how many recorded answers of an agent, the most of any, an episode began with."""
-    counts = Counter(
-        t.agent for t in episode.trajectories for turn in t.turns if turn.finish_reason == REPLAYED
-    )
-    return max(counts.values(), default=0)
+    again = [t.agent for t in episode.trajectories for turn in t.turns if turn.finish_reason == REPLAYED]
+    return max(Counter(again).values()) if again else 0
 
 
 class Prefix:

@@ -9,6 +9,7 @@ the trajectory.
 """
 
 import math
+import os
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from agentgym.wire import unpack
 
 APART_BYTES = 1 << 16
 """Size from which routes are worth a file of their own."""
+_PREFIX = "routes-"
 
 
 class RouteFiles:
@@ -33,7 +35,7 @@ class RouteFiles:
     def __init__(self, folder: Path) -> None:
         """Look at what is there."""
         self._folder = folder
-        self._sizes = {lease: path.stat().st_size for lease, path in self._found().items()}
+        self._sizes = {lease: routes_file(folder, lease).stat().st_size for lease in self._found()}
 
     @property
     def bytes_used(self) -> int:
@@ -46,18 +48,23 @@ class RouteFiles:
 
     def remove_others(self, needed: Set[int], *, older_than: float) -> None:
         """Remove the files of leases that are not needed, nor out: those are not older than `older_than`."""
-        for lease_id, path in self._found().items():
+        for lease_id in self._found():
             if lease_id < older_than and lease_id not in needed:
-                path.unlink(missing_ok=True)
+                routes_file(self._folder, lease_id).unlink(missing_ok=True)
                 self._sizes.pop(lease_id, None)
 
-    def _found(self) -> dict[int, Path]:
-        return {int(path.name.removeprefix("routes-")): path for path in self._folder.glob("routes-*")}
+    def _found(self) -> list[int]:
+        names = os.listdir(self._folder)  # a tenth of the time of Path.glob
+        return [int(name.removeprefix(_PREFIX)) for name in names if name.startswith(_PREFIX)]
 
 
 def routes_file(folder: Path, lease_id: int) -> Path:
     """Return where the routes of an episode lie, if they lie apart from it."""
-    return folder / f"routes-{lease_id:06d}"
+    return folder / _name(lease_id)
+
+
+def _name(lease_id: int) -> str:
+    return f"{_PREFIX}{lease_id:06d}"
 
 
 def write_routes(folder: Path, lease_id: int, routes: NDArray[Any]) -> RoutesApart:
@@ -90,14 +97,13 @@ def decode_without_routes(message: EpisodeDone, arrays: Mapping[str, NDArray[Any
         WireError: the message is wrong, or there is no file of the size that it says.
     """
     if message.apart is not None:
-        path = routes_file(folder, message.lease_id)
-        written = apart_bytes(message.apart)
+        name, written = _name(message.lease_id), apart_bytes(message.apart)
         try:
-            found = path.stat().st_size
+            found = os.stat(f"{folder}/{name}").st_size  # a Path would cost as much again
         except FileNotFoundError:
             found = 0
         if found != written:
-            raise WireError(f"{path} has {found} bytes, its worker wrote {written}")
+            raise WireError(f"{folder / name} has {found} bytes, its worker wrote {written}")
     return decode_episode(message.episode, arrays, routes=message.apart is None)
 
 

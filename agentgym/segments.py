@@ -18,6 +18,8 @@ from agentgym.errors import WireError
 
 SEGMENT_BYTES = 64 << 20
 """Size at which another segment is begun."""
+BUFFER_BYTES = 1 << 20
+"""Episodes that are synced together are written together."""
 
 
 class Place(NamedTuple):
@@ -88,7 +90,7 @@ class Segments:
 
 def begin_file(path: Path) -> BinaryIO:
     """Open a new file that only this user may read. Raises OSError where there is one."""
-    return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
+    return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb", BUFFER_BYTES)
 
 
 def sync_file(file: BinaryIO) -> None:

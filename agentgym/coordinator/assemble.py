@@ -67,6 +67,9 @@ class _Scored:
     advantages: NDArray[np.float32]
     """[K], 0 outside of the turns."""
     mask: NDArray[np.bool_]
+    """[K], true on the tokens that are trained."""
+    trained: NDArray[np.float32]
+    """The advantages of those."""
 
 
 def assemble(
@@ -117,14 +120,14 @@ def _part(
     """Return the samples that a policy's rows make, their origins, the ages of their tokens, and metrics."""
     scale = 1.0
     if algorithm.normalize_batch and not warmup and scored:
-        values = np.concatenate([row.advantages[row.mask] for row in scored])
+        values = np.concatenate([row.trained for row in scored])
         deviation = float(values.std()) if len(values) else 0.0
         scale = deviation if deviation > 1e-6 else 1.0  # equal advantages, as of one play, have no spread
-    fresh = [row for row in scored if row.mask.any()]
+    fresh = [row for row in scored if len(row.trained)]
     weights = _weights(fresh, algorithm)
     useful = list(range(len(fresh)))
     if not warmup and not algorithm.regularized:
-        useful = [n for n, row in enumerate(fresh) if row.advantages[row.mask].any()]
+        useful = [n for n, row in enumerate(fresh) if row.trained.any()]
     useful_or_one = useful or range(len(fresh))[:1]  # a step where all plays agree still counts as a step
     samples = [_sample(fresh[n], scale, weights[n]) for n in useful_or_one]
     origins = [fresh[n].origin for n in useful_or_one]
@@ -134,7 +137,7 @@ def _part(
     metrics = {
         "samples": float(len(samples)),
         "zero_advantage_share": 1.0 - len(useful) / len(fresh) if fresh else 0.0,
-        "stale_share": 1.0 - sum(int(row.mask.sum()) for row in fresh) / sampled if sampled else 0.0,
+        "stale_share": 1.0 - sum(len(row.trained) for row in fresh) / sampled if sampled else 0.0,
     }
     return samples, origins, ages, metrics
 
@@ -241,13 +244,13 @@ def _score(play: _Play, advantages_T: Floats, usable: tuple[int, int] | None) ->
         mask = trajectory.loss_mask
         if usable is not None:  # recorded answers have no version
             mask = mask & (trajectory.versions >= usable[0]) & (trajectory.versions <= usable[1])
-        rows.append(_Scored(trajectory, crc, origin, per_token, mask))
+        rows.append(_Scored(trajectory, crc, origin, per_token, mask, per_token[mask]))
     return rows
 
 
 def _weights(rows: Sequence[_Scored], algorithm: AlgorithmConfig) -> list[float]:
     """Return the weight of each token of a row: what `algorithm.loss_mean` makes of the sum over all tokens."""
-    counts = [int(row.mask.sum()) for row in rows]
+    counts = [len(row.trained) for row in rows]
     match algorithm.loss_mean:
         case "sequence":
             return [1.0 / (len(rows) * count) for count in counts]

@@ -352,15 +352,16 @@ class Dispatcher:
         policies: Mapping[AgentId, str],
         fork: Fork | None,
     ) -> None:
+        seed = self._seed(task)
         for member in members:
-            seed = sampling_seed(self._config.run.seed, group_id, member)
+            own_seed = sampling_seed(self._config.run.seed, group_id, member)
             self.leases.add(
                 Ticket(
                     task_index=task,
-                    seed=self._seed(task),
+                    seed=seed,
                     group_id=group_id,
                     member=member,
-                    sampling_seed=fork.sampling_seed if fork else seed,
+                    sampling_seed=fork.sampling_seed if fork else own_seed,
                     policies=dict(policies),
                     teacher=self._config.warmup.policy if step.warmup else "",
                     prefix=fork.prefix if fork else {},

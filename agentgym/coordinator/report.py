@@ -197,7 +197,7 @@ class Reporter:
             f"{int(left) // 60}:{int(left) % 60:02d}",
         )
         line = " ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))
-        self._console.print(line, highlight=False)
+        self._console.out(line, highlight=False)
 
 
 def _trained(step: Step, part: Assembled, header: StepDone, place: str) -> dict[str, float]:
