@@ -215,7 +215,7 @@ def check(
         Path | None, typer.Option(help="A model folder: check its chat template and context, too.")
     ] = None,
     max_chars: Annotated[int, typer.Option(min=1, help="Characters that one observation may have.")] = 20_000,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one call may take.")] = 10.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one call may take.")] = 30.0,
 ) -> None:
     """Check that an environment keeps its promises; exit status 1 if it breaks one."""
     from rich.console import Console

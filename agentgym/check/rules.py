@@ -1,10 +1,11 @@
 """The rules about episodes: what they promise is in `agentgym.env`."""
 
 import contextlib
+import functools
 import io
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,11 @@ def contract(subject: Subject) -> Iterator[str]:
 @rule(
     "farama",
     "The public checkers of Gymnasium and PettingZoo accept it.",
-    "Do as the checker says; `--timeout` gives a slow environment more time.",
+    "Do as the checker says; `--timeout` gives a slow environment more time, as env.reset_timeout does in a run.",
 )
 def farama(subject: Subject) -> Iterator[str]:
     """Run the checkers of the environment's kind."""
-    env = subject.new().env
+    env = _reported(subject)
     subject.on_call("the checker")
     if subject.spec.kind == "single" and not isinstance(env, gymnasium.Env):
         raise NotApplicable("it is not a gymnasium.Env")
@@ -75,10 +76,30 @@ def _run_farama(subject: Subject, env: Any) -> None:
 
     if subject.spec.kind == "aec":
         api_test(env, num_cycles=FARAMA_CYCLES)
-        seed_test(lambda: subject.new().env, num_cycles=FARAMA_CYCLES)
+        seed_test(lambda: _reported(subject), num_cycles=FARAMA_CYCLES)
     else:
         parallel_api_test(env, num_cycles=FARAMA_CYCLES)
-        parallel_seed_test(lambda: subject.new().env, num_cycles=FARAMA_CYCLES)
+        parallel_seed_test(lambda: _reported(subject), num_cycles=FARAMA_CYCLES)
+
+
+def _reported(subject: Subject) -> Any:
+    """Return a new instance that says which call of the checker's comes next: each has its own time."""
+    env = subject.new().env
+    for name in ("reset", "step"):
+        setattr(env, name, _reporting(subject, name, getattr(env, name)))
+    return env
+
+
+def _reporting(subject: Subject, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)  # the checkers look at the parameters
+    def call(*arguments: Any, **named: Any) -> Any:
+        subject.on_call(f"{name}, called by the checker,")
+        try:
+            return function(*arguments, **named)
+        finally:
+            subject.on_call("the checker")
+
+    return call
 
 
 @rule(

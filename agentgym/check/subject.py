@@ -49,8 +49,8 @@ class Options:
     """A model folder; None: the rules about its chat template and context are skipped."""
     max_chars: int = 20_000
     """The longest text that one observation may hold."""
-    timeout: float = 10.0
-    """Seconds that one call may take."""
+    timeout: float = 30.0
+    """Seconds that one call may take; as many as in a run whose settings say nothing else."""
 
 
 @dataclass(frozen=True)

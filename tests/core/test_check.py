@@ -1,12 +1,15 @@
 """agentgym check: each planted fault fails its rule, with a sentence that says what was found."""
 
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
+from agentgym import cli
 from agentgym.check.rule import RULES
 from agentgym.check.run import Result, check, try_rule
 from agentgym.check.subject import Options, Subject
+from agentgym.config import EnvConfig
 from agentgym.model import read_chat_template
 from agentgym.tiny_model import init_model
 
@@ -123,7 +126,9 @@ def test_a_call_that_never_returns_fails_its_rule_and_not_the_command() -> None:
     found = {r.rule: r for r in check("broken_envs:Hangs", Options(timeout=1.0))}
     assert found["builds"].status == "ok"
     assert found["contract"] == Result("contract", "FAIL", ("step did not return within 1 s",))
-    assert found["farama"] == Result("farama", "FAIL", ("the checker did not return within 1 s",))
+    assert found["farama"] == Result(
+        "farama", "FAIL", ("step, called by the checker, did not return within 1 s",)
+    )
     assert found["close"] == Result("close", "skip", ("2 processes were lost already",))
     assert found.keys() == RULES.keys()
 
@@ -138,3 +143,18 @@ def test_an_environment_that_cannot_be_built_is_said_once() -> None:
     assert found[0].status == "FAIL"
     assert "OSError: the words are gone" in found[0].findings[0]
     assert {(r.status, r.findings) for r in found[1:]} == {("skip", ("it could not be built",))}
+
+
+def test_a_call_may_take_as_long_as_in_a_run() -> None:
+    limits = EnvConfig(id="agentgym/GuessNumber-v0")
+    (asked,) = (p.default for n, p in signature(cli.check).parameters.items() if n == "timeout")
+    assert asked == Options().timeout == limits.reset_timeout == limits.step_timeout
+
+
+@pytest.mark.parametrize("name", ["Sound", "SoundTurns", "SoundTogether"])
+def test_each_call_of_the_public_checkers_has_its_own_time(name: str) -> None:
+    calls: list[str] = []
+    assert try_rule("farama", Subject(f"broken_envs:{name}", on_call=calls.append)).status == "ok"
+    for call in ("reset", "step"):
+        assert calls.count(f"{call}, called by the checker,") > 1
+    assert calls[-1] == "the checker"
