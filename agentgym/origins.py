@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentgym.batch import RECORDED
-from agentgym.episode import PER_TOKEN
+from agentgym.episode import PER_TOKEN, Episode
 from agentgym.errors import IntegrityError, WireError
 from agentgym.protocol import BatchHeader
 from agentgym.routes import read_episode
@@ -45,31 +45,40 @@ def with_recorded(header: BatchHeader, arrays: Mapping[str, NDArray[Any]]) -> di
     """
     if not header.recorded:
         return dict(arrays)
+    if len(header.recorded) != len(header.lengths):
+        raise IntegrityError(
+            f"step {header.step} says where {len(header.recorded)} samples lie and how long {len(header.lengths)} are"
+        )
     total = sum(header.lengths)
     found: dict[str, NDArray[Any]] = {
         name: np.empty(total, PER_TOKEN[theirs]) for name, theirs in RECORDED.items()
     }
-    end = 0
-    for number, (length, (*place, index)) in enumerate(zip(header.lengths, header.recorded, strict=True)):
-        what = f"sample {number} of step {header.step}"
+    ends = np.cumsum(header.lengths)
+    read: tuple[Place, Episode] | None = None
+    # In the order in which they lie there, so that the trajectories of an episode are read together.
+    for count, number in enumerate(sorted(range(len(header.recorded)), key=header.recorded.__getitem__)):
+        *where, index = header.recorded[number]
+        place, length, what = Place(*where), header.lengths[number], f"sample {number} of step {header.step}"
         try:
-            trajectory = read_episode(Path(header.episodes), Place(*place)).trajectories[index]
+            if read is None or read[0] != place:
+                read = place, read_episode(Path(header.episodes), place)
+            trajectory = read[1].trajectories[index]
         except (OSError, WireError, IndexError) as error:
             raise IntegrityError(f"the episode of {what} cannot be read: {error}") from error
         if len(trajectory.tokens) != length:
             raise IntegrityError(
                 f"{what} has {length} tokens, where its worker recorded {len(trajectory.tokens)}"
             )
-        start, end = end, end + length
+        span = slice(ends[number] - length, ends[number])
         for name, theirs in RECORDED.items():
-            found[name][start:end] = getattr(trajectory, theirs)
+            found[name][span] = getattr(trajectory, theirs)
         routes = trajectory.routes
-        if number == 0 and routes is not None:
+        if count == 0 and routes is not None:
             found["routes"] = np.empty((total, *routes.shape[1:]), routes.dtype)
         if _kind(routes) != _kind(found.get("routes")):
             raise IntegrityError(f"{what} has not the routes that the others have")
         if routes is not None:
-            found["routes"][start:end] = routes
+            found["routes"][span] = routes
     return {**arrays, **found}
 
 

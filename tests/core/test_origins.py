@@ -8,6 +8,7 @@ import pytest
 from assembling import message_of
 from builders import episode_of, sent, shifted, within
 
+from agentgym import origins
 from agentgym.batch import MADE_HERE, RECORDED, split
 from agentgym.coordinator.assemble import Assembled
 from agentgym.coordinator.store import FOLDER, EpisodeStore, Places, StoredGroup
@@ -15,7 +16,8 @@ from agentgym.episode import Episode
 from agentgym.errors import IntegrityError
 from agentgym.origins import located, with_recorded
 from agentgym.protocol import BatchHeader
-from agentgym.routes import routes_file
+from agentgym.routes import read_episode, routes_file
+from agentgym.segments import Place
 from agentgym.wire import Arrays
 
 
@@ -84,6 +86,32 @@ def test_a_bit_that_flips_in_a_file_of_routes_is_found(tmp_path: Path) -> None:
     with pytest.raises(
         IntegrityError, match=r"sample 1 of step 1 cannot be read: .*routes-000001 does not hold"
     ):
+        with_recorded(header, arrays)
+
+
+def test_an_episode_of_which_several_trajectories_are_trained_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, header, arrays = batch_in(tmp_path, *(shifted(member) for member in range(3)))
+    assert [origin.member for origin in found.origins] == [0, 2, 0, 2], "one agent after the other"
+    read: list[Place] = []
+
+    def read_and_note(folder: Path, place: Place) -> Episode:
+        read.append(place)
+        return read_episode(folder, place)
+
+    monkeypatch.setattr(origins, "read_episode", read_and_note)
+    samples = split(with_recorded(header, arrays), header.lengths, header.checksums)
+    assert len(read) == len(set(read)) == 2
+    for mine, theirs in zip(samples, found.samples, strict=True):
+        mine.verify()
+        assert np.array_equal(mine.tokens, theirs.tokens)
+
+
+def test_a_batch_that_says_of_a_sample_only_how_long_it_is_is_refused(tmp_path: Path) -> None:
+    _, header, arrays = batch_in(tmp_path, shifted(0), shifted(1))
+    header = header.model_copy(update={"recorded": header.recorded[:1]})
+    with pytest.raises(IntegrityError, match="says where 1 samples lie and how long 4 are"):
         with_recorded(header, arrays)
 
 
