@@ -55,7 +55,7 @@ from agentgym.routes import APART_BYTES, write_routes
 from agentgym.tensorboard import TensorBoard
 from agentgym.wire import PROTOCOL_VERSION, Channel, Packet, open_socket
 
-TOPK, TURNS = 8, 8
+LAYERS, TOPK, TURNS = 48, 8, 8
 GROUP, TASKS = 4, 8
 
 
@@ -227,7 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kilobytes", type=int, default=800, help="size of an episode")
     parser.add_argument("--episodes", type=int, default=600)
-    parser.add_argument("--layers", type=int, default=48, help="MoE layers of the model")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="MoE layers of the model")
     parser.add_argument("--remote", action="store_true", help="send the routes along")
     parser.add_argument("--folder", type=Path, default=None, help="where the run directory is made")
     parser.add_argument("--stand-in", default="", help=argparse.SUPPRESS)

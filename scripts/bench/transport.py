@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import zmq
-from durable import episode_of, trajectory_of
+from durable import LAYERS, episode_of, trajectory_of
 
 from agentgym.episode_codec import decode_episode, encode_episode
 from agentgym.protocol import EpisodeDone, Lease, Ready
@@ -36,7 +36,7 @@ def lease_of(number: int) -> Lease:
 
 def push(address: str, episodes: int, kilobytes: int) -> None:
     """Send the frames of one episode again and again."""
-    fields, arrays = encode_episode(episode_of(lease_of(0), trajectory_of(kilobytes, 12), 0))
+    fields, arrays = encode_episode(episode_of(lease_of(0), trajectory_of(kilobytes, LAYERS), 0))
     frames = pack(EpisodeDone(lease_id=0, episode=fields), arrays)
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.set_hwm(WINDOW)
@@ -63,7 +63,7 @@ def pull(address: str, episodes: int, kilobytes: int) -> float:
 
 async def send_all(address: str, episodes: int, kilobytes: int, anew: bool) -> None:
     """Send episodes as a worker does, as far as the receiver lets us; each made `anew`, or the first one again."""
-    trajectory = trajectory_of(kilobytes, 12)
+    trajectory = trajectory_of(kilobytes, LAYERS)
     fields, arrays = encode_episode(episode_of(lease_of(0), trajectory, 0))
     window = asyncio.Semaphore(WINDOW)
 
