@@ -131,7 +131,7 @@ class Trajectory:
                 )
             end = turn.end
             spans[turn.start : end] = True
-        if (spans != self.loss_mask).any():
+        if not np.array_equal(spans, self.loss_mask):
             raise IntegrityError("the loss mask is not true exactly on the tokens of the turns")
 
     def checksum(self) -> int:

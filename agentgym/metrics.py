@@ -32,8 +32,11 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
             if again:
                 numbers["replayed_turns"] = float(again)
             opponent = f"opponent/{mine[0].policy.partition('@')[0]}"  # the snapshots of a pool together
-            places = [f"agent/{_tag(episode.env_id)}/{agent}", "episode" if trained else opponent]
-            for place in places if not again else ["fork"] if trained else []:
+            if again:
+                places = ["fork"] if trained else []
+            else:
+                places = [f"agent/{_tag(episode.env_id)}/{agent}", "episode" if trained else opponent]
+            for place in places:
                 there = plays[place]
                 for name, value in numbers.items():
                     there[name].append(value)

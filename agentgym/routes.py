@@ -54,17 +54,13 @@ class RouteFiles:
                 self._sizes.pop(lease_id, None)
 
     def _found(self) -> list[int]:
-        names = os.listdir(self._folder)  # a tenth of the time of Path.glob
+        names = os.listdir(self._folder)  # a third of the time of Path.glob
         return [int(name.removeprefix(_PREFIX)) for name in names if name.startswith(_PREFIX)]
 
 
 def routes_file(folder: Path, lease_id: int) -> Path:
     """Return where the routes of an episode lie, if they lie apart from it."""
-    return folder / _name(lease_id)
-
-
-def _name(lease_id: int) -> str:
-    return f"{_PREFIX}{lease_id:06d}"
+    return folder / f"{_PREFIX}{lease_id:06d}"
 
 
 def write_routes(folder: Path, lease_id: int, routes: NDArray[Any]) -> RoutesApart:
@@ -97,13 +93,14 @@ def decode_without_routes(message: EpisodeDone, arrays: Mapping[str, NDArray[Any
         WireError: the message is wrong, or there is no file of the size that it says.
     """
     if message.apart is not None:
-        name, written = _name(message.lease_id), apart_bytes(message.apart)
+        path = routes_file(folder, message.lease_id)
+        written = apart_bytes(message.apart)
         try:
-            found = os.stat(f"{folder}/{name}").st_size  # a Path would cost as much again
+            found = path.stat().st_size
         except FileNotFoundError:
             found = 0
         if found != written:
-            raise WireError(f"{folder / name} has {found} bytes, its worker wrote {written}")
+            raise WireError(f"{path} has {found} bytes, its worker wrote {written}")
     return decode_episode(message.episode, arrays, routes=message.apart is None)
 
 

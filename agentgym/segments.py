@@ -83,14 +83,14 @@ class Segments:
         self._current += 1
         self._sizes[self._current] = 0
         path = _path(self._folder, self._current)
-        file = begin_file(path)
+        file = begin_file(path, BUFFER_BYTES)
         sync_path(self._folder)
         return file
 
 
-def begin_file(path: Path) -> BinaryIO:
-    """Open a new file that only this user may read. Raises OSError where there is one."""
-    return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb", BUFFER_BYTES)
+def begin_file(path: Path, buffer_bytes: int = -1) -> BinaryIO:
+    """Open a new file that only this user may read; -1: with Python's own buffer. Raises OSError where there is one."""
+    return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb", buffer_bytes)
 
 
 def sync_file(file: BinaryIO) -> None:

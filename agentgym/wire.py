@@ -135,8 +135,12 @@ def _arrays(kind: str, described: Any, buffers: Sequence[bytes | memoryview]) ->
     arrays = {}
     for entry, buffer in zip(described, buffers, strict=True):
         match entry:
-            case [str(name), str(dtype), list(shape)] if dtype in _DTYPES and _is_shape(shape):
-                known = _DTYPES[dtype]
+            case [str(name), str(dtype), list(shape)] if (
+                (known := _DTYPES.get(dtype)) is not None
+                and len(shape) <= MAX_DIMENSIONS
+                and all(type(n) is int and 0 <= n <= MAX_FRAME_BYTES for n in shape)
+            ):
+                pass
             case _:
                 raise WireError(f"a {kind!r} message describes an array as {entry!r:.80}")
         if math.prod(shape) * known.itemsize != len(buffer):
@@ -148,13 +152,6 @@ def _arrays(kind: str, described: Any, buffers: Sequence[bytes | memoryview]) ->
         except ValueError as error:  # no bytes, and sizes whose product is beyond any memory
             raise WireError(f"array {name!r} of a {kind!r} message: {dtype}{shape}: {error}") from error
     return arrays
-
-
-def _is_shape(numbers: list[Any]) -> bool:
-    for number in numbers:
-        if type(number) is not int or not 0 <= number <= MAX_FRAME_BYTES:
-            return False
-    return len(numbers) <= MAX_DIMENSIONS
 
 
 Context = zmq.Context[zmq.Socket[bytes]]

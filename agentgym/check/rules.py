@@ -55,10 +55,11 @@ def contract(subject: Subject) -> Iterator[str]:
 )
 def farama(subject: Subject) -> Iterator[str]:
     """Run the checkers of the environment's kind."""
-    env = _reported(subject)
-    subject.on_call("the checker")
+    env = subject.new().env
     if subject.spec.kind == "single" and not isinstance(env, gymnasium.Env):
         raise NotApplicable("it is not a gymnasium.Env")
+    env = _reported(subject, env)
+    subject.on_call("the checker")
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         _, problem = attempt(lambda: _run_farama(subject, env))
@@ -76,15 +77,14 @@ def _run_farama(subject: Subject, env: Any) -> None:
 
     if subject.spec.kind == "aec":
         api_test(env, num_cycles=FARAMA_CYCLES)
-        seed_test(lambda: _reported(subject), num_cycles=FARAMA_CYCLES)
+        seed_test(lambda: _reported(subject, subject.new().env), num_cycles=FARAMA_CYCLES)
     else:
         parallel_api_test(env, num_cycles=FARAMA_CYCLES)
-        parallel_seed_test(lambda: _reported(subject), num_cycles=FARAMA_CYCLES)
+        parallel_seed_test(lambda: _reported(subject, subject.new().env), num_cycles=FARAMA_CYCLES)
 
 
-def _reported(subject: Subject) -> Any:
-    """Return a new instance that says which call of the checker's comes next: each has its own time."""
-    env = subject.new().env
+def _reported(subject: Subject, env: Any) -> Any:
+    """Let an instance say which call of the checker's comes next, so that each has its own time; return it."""
     for name in ("reset", "step"):
         setattr(env, name, _reporting(subject, name, getattr(env, name)))
     return env
@@ -93,7 +93,7 @@ def _reported(subject: Subject) -> Any:
 def _reporting(subject: Subject, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)  # the checkers look at the parameters
     def call(*arguments: Any, **named: Any) -> Any:
-        subject.on_call(f"{name}, called by the checker,")
+        subject.on_call(f"the checker's {name}")
         try:
             return function(*arguments, **named)
         finally:
