@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,8 +66,7 @@ def status_of(reason: EndReason) -> Status:
     return Status.OK if reason is EndReason.TERMINATED else Status.TRUNCATED
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """One answer of one agent."""
 
     start: int
@@ -78,11 +77,11 @@ class Turn:
     """The answer as parsed; the tokens, not this text, are what is trained."""
     finish_reason: str
     """"stop" (a stop token was sampled), "length" (max_tokens), SCRIPTED or REPLAYED; an endpoint's own word for it."""
-    reward: float = 0.0
+    reward: float
     """What this agent got from this answer until its next one; named parts enter it times their weights."""
-    rewards: dict[str, float] = field(default_factory=dict)
+    rewards: dict[str, float]
     """Named parts of `reward` before their weights; empty where nobody named one."""
-    seconds: float = 0.0
+    seconds: float
     """Wall time from the request to the answer."""
 
 

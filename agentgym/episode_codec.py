@@ -1,8 +1,6 @@
 """An episode as a message: a header of plain values and the trajectories' arrays, concatenated along the tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -22,8 +20,6 @@ from agentgym.episode import (
 )
 from agentgym.errors import IntegrityError, WireError
 
-TURN_FIELDS = tuple(field.name for field in fields(Turn))
-_turn_values = attrgetter(*TURN_FIELDS)
 _NO_ROUTES = np.broadcast_to(np.array(no_route(np.dtype(np.uint8)), np.uint8), (1 << 62, 1, 1))
 """Rows "no route", which take no memory: more than anybody needs."""
 
@@ -85,7 +81,7 @@ def encode_episode(episode: Episode) -> tuple[dict[str, Any], dict[str, NDArray[
                 "branch": t.branch,
                 "length": len(t.tokens),
                 "routed": t.routes is not None,
-                "turns": [dict(zip(TURN_FIELDS, _turn_values(turn), strict=True)) for turn in t.turns],
+                "turns": list(t.turns),
             }
             for t in trajectories
         ],

@@ -112,8 +112,7 @@ class Rewards:
         for agent, name, value, weight in scores:
             last = max(n for n, t in enumerate(trajectories) if t.agent == agent and t.turns)
             turn = trajectories[last].turns[-1]
-            turn = replace(
-                turn,
+            turn = turn._replace(
                 reward=turn.reward + self.weights.get(name, weight) * value,
                 rewards={**turn.rewards, name: turn.rewards.get(name, 0.0) + value},
             )

@@ -88,7 +88,7 @@ class Segments:
         return file
 
 
-def begin_file(path: Path, buffer_bytes: int = -1) -> BinaryIO:
+def begin_file(path: Path | str, buffer_bytes: int = -1) -> BinaryIO:
     """Open a new file that only this user may read; -1: with Python's own buffer. Raises OSError where there is one."""
     return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb", buffer_bytes)
 

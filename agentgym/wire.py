@@ -14,13 +14,13 @@ import ipaddress
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgpack
 import numpy as np
 import zmq
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from agentgym.errors import ConfigError, WireError
 from agentgym.keys import Keys
@@ -36,10 +36,19 @@ HEAD_FRAMES = 3
 """Kind, request id and header; behind them come the arrays."""
 MAX_ARRAYS = 16
 MAX_DIMENSIONS = 4
-DTYPES = frozenset({"bool", "uint8", "uint16", "int32", "int64", "float32"})
+_Dtype = Literal["bool", "uint8", "uint16", "int32", "int64", "float32"]
+DTYPES: frozenset[str] = frozenset(get_args(_Dtype))
 _DTYPES = {name: np.dtype(name) for name in DTYPES}
 # Native byte order alone; `dtype.name` is slow.
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+_Name = Annotated[str, Field(strict=True)]
+_Size = Annotated[int, Field(strict=True, ge=0, le=MAX_FRAME_BYTES)]
+_Shape = Annotated[list[_Size], Field(strict=True, max_length=MAX_DIMENSIONS)]
+_DESCRIBED = TypeAdapter(
+    Annotated[list[tuple[_Name, _Dtype, _Shape]], Field(strict=True, max_length=MAX_ARRAYS)]
+)
+"""What a header says of the arrays behind it."""
 
 H = TypeVar("H", bound=Header)
 Arrays = Mapping[str, NDArray[Any] | None]
@@ -128,21 +137,17 @@ def unpack(frames: Sequence[bytes | memoryview], *, sender: bytes = b"") -> Pack
 
 
 def _arrays(kind: str, described: Any, buffers: Sequence[bytes | memoryview]) -> dict[str, NDArray[Any]]:
-    if not isinstance(described, list) or len(described) != len(buffers) or len(buffers) > MAX_ARRAYS:
+    try:
+        entries = _DESCRIBED.validate_python(described)
+    except ValidationError as error:
+        raise WireError(f"a {kind!r} message describes its arrays as {described!r:.80}") from error
+    if len(entries) != len(buffers):
         raise WireError(
             f"a {kind!r} message has {len(buffers)} array frames, its header describes {described!r:.80}"
         )
     arrays = {}
-    for entry, buffer in zip(described, buffers, strict=True):
-        match entry:
-            case [str(name), str(dtype), list(shape)] if (
-                (known := _DTYPES.get(dtype)) is not None
-                and len(shape) <= MAX_DIMENSIONS
-                and all(type(n) is int and 0 <= n <= MAX_FRAME_BYTES for n in shape)
-            ):
-                pass
-            case _:
-                raise WireError(f"a {kind!r} message describes an array as {entry!r:.80}")
+    for (name, dtype, shape), buffer in zip(entries, buffers, strict=True):
+        known = _DTYPES[dtype]
         if math.prod(shape) * known.itemsize != len(buffer):
             raise WireError(
                 f"array {name!r} of a {kind!r} message: {dtype}{shape} does not have {len(buffer)} bytes"

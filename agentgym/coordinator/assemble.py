@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +49,7 @@ class Assembled:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Play:
+class _Play(NamedTuple):
     """One agent's part in one episode."""
 
     trajectories: list[tuple[Trajectory, int, Origin]]
@@ -59,8 +58,7 @@ class _Play:
     """Of its turns in order, for the advantages."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Scored:
+class _Scored(NamedTuple):
     trajectory: Trajectory
     checksum: int
     origin: Origin

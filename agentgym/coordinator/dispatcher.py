@@ -8,7 +8,7 @@ that fails every time is set aside with its error, and another one is played.
 
 import logging
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from agentgym.coordinator.leases import LeaseTable, Ticket
 from agentgym.coordinator.lineup import EVERYBODY_ELSE, Lineups
 from agentgym.coordinator.peers import ServerPeer
 from agentgym.coordinator.pools import Pools
-from agentgym.coordinator.schedule import Step, sampling_seed, task_seed
+from agentgym.coordinator.schedule import Step, sampling_seeds, task_seed
 from agentgym.coordinator.surroundings import Store
 from agentgym.episode import EndReason, Episode, Status, sampled_tokens
 from agentgym.errors import EnvError, RunError
@@ -348,20 +348,20 @@ class Dispatcher:
         step: Step,
         group_id: int,
         task: int,
-        members: Iterable[int],
+        members: Sequence[int],
         policies: Mapping[AgentId, str],
         fork: Fork | None,
     ) -> None:
         seed = self._seed(task)
+        own_seeds = sampling_seeds(self._config.run.seed, group_id, 1 + max(members, default=0))
         for member in members:
-            own_seed = sampling_seed(self._config.run.seed, group_id, member)
             self.leases.add(
                 Ticket(
                     task_index=task,
                     seed=seed,
                     group_id=group_id,
                     member=member,
-                    sampling_seed=fork.sampling_seed if fork else own_seed,
+                    sampling_seed=fork.sampling_seed if fork else own_seeds[member],
                     policies=dict(policies),
                     teacher=self._config.warmup.policy if step.warmup else "",
                     prefix=fork.prefix if fork else {},

@@ -8,6 +8,7 @@ it is counted and never used.
 
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from agentgym.messages import AgentId
 from agentgym.protocol import Lease, Recorded
@@ -28,8 +29,7 @@ class Ticket:
     tries: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Issued:
+class _Issued(NamedTuple):
     ticket: Ticket
     worker: bytes
     deadline: float

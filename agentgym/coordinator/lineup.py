@@ -1,6 +1,7 @@
 """Who plays whom in a group: drawn once for all of its members, from the run's seed and the group's number alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from zlib import crc32
 
 import numpy as np
@@ -48,7 +49,11 @@ class Lineups:
         Raises:
             RunError: no agent plays a policy that is trained, or `policy_mapping_fn` went wrong.
         """
-        rng = np.random.default_rng([self._config.run.seed, crc32(b"lineup"), group_id])
+
+        @cache
+        def rng() -> np.random.Generator:
+            return np.random.default_rng([self._config.run.seed, crc32(b"lineup"), group_id])
+
         info = {"group_id": group_id, "task_index": task_index, "seed": seed}
         for _ in range(REDRAWS if self._function is None else 1):
             lineup = self._drawn(rng, group_id) if self._function is None else self._asked(info)
@@ -59,7 +64,7 @@ class Lineups:
             f"{self._config.policies_to_train}: {lineup}"
         )
 
-    def _drawn(self, rng: np.random.Generator, group_id: int) -> dict[AgentId, str]:
+    def _drawn(self, rng: Callable[[], np.random.Generator], group_id: int) -> dict[AgentId, str]:
         mapping = self._config.policy_mapping
         seats = self._agents or [agent for agent in mapping if agent != EVERYBODY_ELSE]
         choices = [mapping.get(agent, self._rest) for agent in seats]
@@ -100,6 +105,6 @@ def agents_of(config: Config) -> list[AgentId]:
     return agents
 
 
-def _pick(choice: Choice, rng: np.random.Generator) -> str:
-    weights = weights_of(choice)
-    return str(rng.choice(list(weights), p=list(weights.values())))
+def _pick(choice: Choice, rng: Callable[[], np.random.Generator]) -> str:
+    names, weights = zip(*weights_of(choice).items(), strict=True)
+    return str(rng().choice(names, p=weights)) if len(names) > 1 else str(names[0])

@@ -136,11 +136,10 @@ class Peers:
 
     def heard(self, identity: bytes, now: float) -> str | None:
         """Note a sign of life and return the peer's name; None if it never said hello."""
-        if (trainer := self.trainer(identity)) is not None:
-            return trainer.name
         peer = self.workers.get(identity) or self.servers.get(identity)
         if peer is None:
-            return None
+            trainer = self.trainer(identity)
+            return None if trainer is None else trainer.name
         peer.heard = now
         return peer.name
 

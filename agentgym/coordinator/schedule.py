@@ -97,6 +97,6 @@ def task_seed(run_seed: int, env_key: int, task_index: int) -> int:
     return int(np.random.SeedSequence([run_seed, env_key, task_index]).generate_state(1)[0] >> 1)
 
 
-def sampling_seed(run_seed: int, group_id: int, member: int) -> int:
-    """Return a seed of one member's own, for scripted policies."""
-    return int(np.random.SeedSequence([run_seed, group_id, member]).generate_state(1)[0] >> 1)
+def sampling_seeds(run_seed: int, group_id: int, size: int) -> list[int]:
+    """Return a seed of its own for each member of a group, for scripted policies; a larger group begins alike."""
+    return [int(n) >> 1 for n in np.random.SeedSequence([run_seed, group_id]).generate_state(size)]

@@ -9,7 +9,7 @@ from zlib import crc32
 from agentgym.config import Config
 from agentgym.coordinator.launch import checkpoint_models
 from agentgym.coordinator.lineup import Lineups
-from agentgym.coordinator.schedule import sampling_seed, task_seed
+from agentgym.coordinator.schedule import sampling_seeds, task_seed
 from agentgym.errors import ConfigError
 from agentgym.policy_config import PolicyConfig
 from agentgym.protocol import Lease
@@ -45,7 +45,7 @@ class Plan:
                 seed=tasks_seed,
                 group_id=task,
                 member=member,
-                sampling_seed=sampling_seed(seed, task, member),
+                sampling_seed=sampling_seeds(seed, task, self.group)[member],
                 policies=lineups.draw(group_id=task, task_index=task, seed=tasks_seed),
             )
 

@@ -135,7 +135,7 @@ def _trajectory(seat: _Seat, reward: float) -> Trajectory:
         versions=versions,
         routes=None,
         turns=tuple(
-            Turn(first, end, SILENCE, finish, reward if end == K else 0.0)
+            Turn(first, end, SILENCE, finish, reward if end == K else 0.0, {}, 0.0)
             for first, end, _, finish in seat.answers
         ),
     )

@@ -76,8 +76,7 @@ def config_of(episodes: int) -> Config:
 
 def episode_of(lease: Lease, trajectory: Trajectory, version: int) -> Episode:
     """Return an answer to a lease; members differ in their reward, so that there is something to learn."""
-    turns = [*trajectory.turns[:-1], Turn(*_span(TURNS - 1, len(trajectory.tokens)), assistant("x"), "stop",
-                                          float(lease.member))]  # fmt: skip
+    turns = [*trajectory.turns[:-1], trajectory.turns[-1]._replace(reward=float(lease.member))]
     versions = np.where(trajectory.loss_mask, np.int32(version), np.int32(-1))
     changed = Trajectory(
         agent="agent", policy="learner", trainable=True, tokens=trajectory.tokens, loss_mask=trajectory.loss_mask,
@@ -100,7 +99,7 @@ def trajectory_of(kilobytes: int, layers: int) -> Trajectory:
         agent="agent", policy="learner", trainable=True, tokens=rng.integers(0, 99, K).astype(np.int32),
         loss_mask=mask, logprobs=np.where(mask, -0.5, 0).astype(np.float32), versions=np.zeros(K, np.int32),
         routes=rng.integers(0, 64, (K, layers, TOPK)).astype(np.uint8),
-        turns=tuple(Turn(*_span(turn, K), assistant("x"), "stop") for turn in range(TURNS)),
+        turns=tuple(Turn(*_span(turn, K), assistant("x"), "stop", 0.0, {}, 0.0) for turn in range(TURNS)),
     )  # fmt: skip
 
 

@@ -140,6 +140,7 @@ def test_a_mapping_that_does_not_fit_the_environment_is_refused(
 
 def test_a_group_knows_who_plays_whom_in_it_after_a_crash_too() -> None:
     config = config_of(
+        run={"seed": 3},  # with which the foe is drawn for some of the groups
         policies=POLICIES,
         policy_mapping={"player_2": {"foe": 0.5, "learner": 0.5}},
         seat_rotation=True,

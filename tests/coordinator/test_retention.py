@@ -70,7 +70,7 @@ def test_files_of_routes_go_when_neither_an_episode_nor_a_lease_needs_them(tmp_p
             await leave(store, lease, group=lease)
         for lease in (6, 7):  # their workers die before they have sent the episodes
             sent(episode_of([1.0]), lease, apart=store.folder)
-        assert store.bytes_used > 5 * routes_file(store.folder, 1).stat().st_size
+        assert store.bytes_used > 5 * Path(routes_file(store.folder, 1)).stat().st_size
         await consume(store, 1, 1, 2)
         store.drop([3])
         await consume(store, 2, 4)
@@ -78,17 +78,17 @@ def test_files_of_routes_go_when_neither_an_episode_nor_a_lease_needs_them(tmp_p
         store.forget(1, keep=1, oldest_lease=7)
         await leave(store, 8, group=8)
         assert names() == [2, 4, 5, 7, 8]
-        assert store._routes.bytes_used == 4 * routes_file(store.folder, 2).stat().st_size
+        assert store._routes.bytes_used == 4 * Path(routes_file(store.folder, 2)).stat().st_size
 
     async def second(store: EpisodeStore) -> None:
         store.go_on(1)
         assert names() == [2, 4, 5, 8]
-        assert store._routes.bytes_used == 4 * routes_file(store.folder, 2).stat().st_size
+        assert store._routes.bytes_used == 4 * Path(routes_file(store.folder, 2)).stat().st_size
         (member,) = store.members(5).values()
         member.verify(routes=False)
 
     async def third(store: EpisodeStore) -> None:
-        routes_file(store.folder, 5).unlink()
+        Path(routes_file(store.folder, 5)).unlink()
         assert [group.group_id for group in store.go_on(1)] == [4, 8]  # 5 is played again
 
     for scene in (first, second, third):

@@ -4,7 +4,7 @@ from zlib import crc32
 import pytest
 from builders import config_of
 
-from agentgym.coordinator.schedule import Schedule, learning_rate, sampling_seed, task_seed, warmup_rate
+from agentgym.coordinator.schedule import Schedule, learning_rate, sampling_seeds, task_seed, warmup_rate
 from agentgym.trainer_config import TrainerConfig
 
 
@@ -69,9 +69,8 @@ def test_the_warm_up_rises_over_a_tenth_and_falls_to_a_tenth(steps: int) -> None
 
 def test_seeds_differ_by_everything_that_they_depend_on_and_nothing_else() -> None:
     tasks = {task_seed(run, crc32(env), task) for run in (1, 2) for env in (b"a", b"b") for task in range(50)}
-    members = {
-        sampling_seed(run, group, member) for run in (1, 2) for group in range(20) for member in range(8)
-    }
+    members = {seed for run in (1, 2) for group in range(20) for seed in sampling_seeds(run, group, 8)}
     assert (len(tasks), len(members)) == (200, 320)
     assert all(0 <= seed < 2**31 for seed in tasks | members)
     assert task_seed(1, crc32(b"a"), 3) == task_seed(1, crc32(b"a"), 3)
+    assert sampling_seeds(1, 2, 8)[:3] == sampling_seeds(1, 2, 3)

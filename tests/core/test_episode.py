@@ -81,7 +81,7 @@ def test_turns_outside_of_the_tokens_or_over_each_other_are_found(span: tuple[in
     good = trajectory_of([1.0, 0.0])
     first, second = good.turns
     with pytest.raises(IntegrityError, match=r"turn \[.*\) after \d+ is empty or does not fit"):
-        replace(good, turns=(first, replace(second, start=span[0], end=span[1]))).check()
+        replace(good, turns=(first, second._replace(start=span[0], end=span[1]))).check()
 
 
 @pytest.mark.parametrize("name", ["tokens", "loss_mask", "logprobs", "versions", "routes"])
@@ -142,7 +142,7 @@ def spoiled(path: str, value: Any) -> dict[str, Any]:
     place = fields
     for part in way:
         place = place[int(part)] if part.isdigit() else place[part]
-    place[last] = value
+    place[int(last) if last.isdigit() else last] = value
     return fields
 
 
@@ -175,10 +175,12 @@ def spoiled(path: str, value: Any) -> dict[str, Any]:
         ("trajectories.0.branch", float("inf")),
         ("trajectories.0.routed", False),
         ("trajectories.0.turns", []),
+        ("trajectories.0.turns", [[0]]),
         ("trajectories.0.turns", [{"start": 0}]),
-        ("trajectories.0.turns.0.end", 4),
-        ("trajectories.0.turns.0.message", "hello"),
-        ("trajectories.0.turns.0.reward", "much"),
+        ("trajectories.0.turns.0.1", 4),
+        ("trajectories.0.turns.0.2", "hello"),
+        ("trajectories.0.turns.0.4", "much"),
+        ("trajectories.0.turns.0", [0, 1, {}, "stop", 0.0, {}, 0.0, "more"]),
         ("trajectories.0.more", 1),
         ("more", 1),
     ],

@@ -75,7 +75,7 @@ def test_a_bit_of_the_routes_that_flips_before_the_trainer_has_them_is_found(tmp
 
 def test_a_bit_that_flips_in_a_file_of_routes_is_found(tmp_path: Path) -> None:
     _, header, arrays = batch_in(tmp_path, shifted(0), shifted(1), apart=tmp_path / FOLDER)
-    file = routes_file(tmp_path / FOLDER, 1)
+    file = Path(routes_file(tmp_path / FOLDER, 1))
     data = bytearray(file.read_bytes())
     data[-1] ^= 4
     file.write_bytes(data)

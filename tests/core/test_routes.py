@@ -28,7 +28,7 @@ def test_whatever_lies_in_a_file_of_routes_is_an_episode_or_one_kind_of_error(
     segments = Segments(folder)
     place = segments.append(sent(shifted(0), 4, apart=folder).frames)
     segments.close()
-    file = routes_file(folder, 4)
+    file = Path(routes_file(folder, 4))
     whole = file.read_bytes()[:keep]
     file.write_bytes(whole[:at] + data + whole[at + len(data) :])
     with contextlib.suppress(WireError):
@@ -44,7 +44,7 @@ def test_an_episode_whose_routes_are_not_where_they_should_be_is_refused(tmp_pat
     assert [(t.routes.shape, set(t.routes.flat)) for t in episode.trajectories if t.routes is not None] == [
         ((10, 1, 1), {255})
     ] * 2
-    file = routes_file(tmp_path, 4)
+    file = Path(routes_file(tmp_path, 4))
     size = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(WireError, match=rf"routes-000004 has {size - 1} bytes, its worker wrote {size}"):
@@ -70,7 +70,7 @@ def test_routes_that_cannot_be_written_leave_nothing_behind(tmp_path: Path) -> N
     write_routes(tmp_path, 4, np.zeros((3, 2, 2), np.uint8))
     with pytest.raises(FileExistsError):  # of a lease that an earlier process of the run had given out
         write_routes(tmp_path, 4, np.ones((3, 2, 2), np.uint8))
-    assert not any(routes_file(tmp_path, 4).read_bytes())
+    assert not any(Path(routes_file(tmp_path, 4)).read_bytes())
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -122,7 +122,7 @@ class Recorded:
         made = []
         for number, branch in enumerate(conversation.branches):
             turns = tuple(
-                Turn(span.start, span.end, {"role": "assistant", "content": ""}, "stop", reward)
+                Turn(span.start, span.end, {"role": "assistant", "content": ""}, "stop", reward, {}, 0.0)
                 for span, _, _ in self.spans
                 if span.branch == number
             )

@@ -145,8 +145,8 @@ def test_an_environment_that_a_seed_does_not_determine_is_found_out(tmp_path: Pa
 def test_the_first_reward_that_differs_is_named(tmp_path: Path, model: Path) -> None:
     path = played(tmp_path, model, "broken_envs:Sound", "agent")
     turns = list(read_source(path, -1).episode.trajectories[0].turns)
-    turns[1] = replace(turns[1], reward=7.0)
-    turns[2] = replace(turns[2], reward=7.0)
+    turns[1] = turns[1]._replace(reward=7.0)
+    turns[2] = turns[2]._replace(reward=7.0)
     same, text = again(changed(path, turns=tuple(turns)))
     assert not same
     assert "agent 'agent', answer 2: it earned" in text

@@ -149,7 +149,7 @@ def test_a_turn_without_tokens_is_refused_where_it_would_move_the_advantages() -
     )
     [trajectory] = episode.trajectories
     [turn] = trajectory.turns
-    empty = replace(trajectory, turns=(turn, replace(turn, start=turn.end, end=turn.end, reward=1.0)))
+    empty = replace(trajectory, turns=(turn, turn._replace(start=turn.end, end=turn.end, reward=1.0)))
     with pytest.raises(IntegrityError, match="is empty"):
         empty.check()
 
