@@ -9,6 +9,7 @@ trajectories.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -58,16 +59,14 @@ class _Play(NamedTuple):
     """Of its turns in order, for the advantages."""
 
 
-class _Scored(NamedTuple):
+class _Row(NamedTuple):
+    """A trajectory that may become a sample."""
+
     trajectory: Trajectory
     checksum: int
     origin: Origin
-    advantages: NDArray[np.float32]
-    """[K], 0 outside of the turns."""
-    mask: NDArray[np.bool_]
-    """[K], true on the tokens that are trained."""
-    trained: NDArray[np.float32]
-    """The advantages of those."""
+    advantages_T: list[float]
+    """Of its turns; 0 of those that were another episode's."""
 
 
 def assemble(
@@ -95,49 +94,82 @@ def assemble(
         advantages_B_G, baselines = estimate(advantages_B_G, algorithm, baselines, lineups_B)
     # Newer weights than the step's own are of steps that were undone when the run was resumed.
     usable = None if warmup else (max(0, version - max_staleness), version)
-    scored = [
+    rows = [
         row
         for agent in dict.fromkeys(agent for plays_G in plays_B_G for plays in plays_G for agent in plays)
         for plays_G, advantages_G in zip(plays_B_G, advantages_B_G, strict=True)
         for plays, advantages in zip(plays_G, advantages_G, strict=True)
         if agent in plays
-        for row in _score(plays[agent], advantages[agent], usable)
+        for row in _rows(plays[agent], advantages[agent])
     ]
     episodes = [episode for members in members_B_G for episode in members]
     parts = {}
     for policy in policies:
-        mine = [row for row in scored if row.trajectory.policy == policy]
-        samples, origins, ages, metrics = _part(mine, algorithm, warmup, version)
+        mine = [row for row in rows if row.trajectory.policy == policy]
+        samples, origins, ages, metrics = _part(mine, algorithm, usable, version)
         parts[policy] = Assembled(samples, origins, episodes, ages, baselines, metrics)
     return parts
 
 
 def _part(
-    scored: Sequence[_Scored], algorithm: AlgorithmConfig, warmup: bool, version: int
+    rows: Sequence[_Row], algorithm: AlgorithmConfig, usable: tuple[int, int] | None, version: int
 ) -> tuple[list[Sample], list[Origin], NDArray[np.int32], dict[str, float]]:
-    """Return the samples that a policy's rows make, their origins, the ages of their tokens, and metrics."""
-    scale = 1.0
-    if algorithm.normalize_batch and not warmup and scored:
-        values = np.concatenate([row.trained for row in scored])
-        deviation = float(values.std()) if len(values) else 0.0
-        scale = deviation if deviation > 1e-6 else 1.0  # equal advantages, as of one play, have no spread
-    fresh = [row for row in scored if len(row.trained)]
-    weights = _weights(fresh, algorithm)
-    useful = list(range(len(fresh)))
-    if not warmup and not algorithm.regularized:
-        useful = [n for n, row in enumerate(fresh) if row.trained.any()]
-    useful_or_one = useful or range(len(fresh))[:1]  # a step where all plays agree still counts as a step
-    samples = [_sample(fresh[n], scale, weights[n]) for n in useful_or_one]
-    origins = [fresh[n].origin for n in useful_or_one]
-    sampled = sum(sampled_tokens(row.trajectory) for row in scored)
-    trained = [] if warmup else [sample.versions[sample.loss_mask] for sample in samples]
-    ages = (version - np.concatenate(trained) if trained else np.zeros(0)).astype(np.int32)
+    """Return the samples that a policy's rows make, their origins, the ages of their tokens, and metrics.
+
+    `usable` are the oldest and the newest version that is trained; None: a warm-up.
+    """
+    if not rows:
+        return [], [], np.zeros(0, np.int32), {}
+    lengths = [len(row.trajectory.tokens) for row in rows]
+    spans = [slice(end - length, end) for length, end in zip(lengths, accumulate(lengths), strict=True)]
+    mask, versions, advantages = _laid_out(rows, usable)
+    if algorithm.normalize_batch and usable is not None and mask.any():
+        deviation = advantages[mask].std()
+        if deviation > 1e-6:  # equal advantages, as of one play, have no spread
+            advantages /= deviation
+    advantages *= mask
+    counts = [int(np.count_nonzero(mask[span])) for span in spans]
+    fresh = [n for n, count in enumerate(counts) if count]
+    useful = fresh
+    if usable is not None and not algorithm.regularized:
+        prefer = advantages != 0
+        useful = [n for n in fresh if prefer[spans[n]].any()]
+    useful_or_one = useful or fresh[:1]  # a step where all plays agree still counts as a step
+    of_row = np.zeros(len(rows), np.float32)
+    of_row[fresh] = _weights([rows[n] for n in fresh], [counts[n] for n in fresh], algorithm)
+    weights = np.repeat(of_row, lengths) * mask
+    samples = [
+        _sample(rows[n], mask[spans[n]], advantages[spans[n]], weights[spans[n]]) for n in useful_or_one
+    ]
+    used = np.zeros(len(rows), np.bool_)
+    used[useful_or_one] = usable is not None
+    ages = version - versions[np.repeat(used, lengths) & mask]
+    sampled = sum(sampled_tokens(row.trajectory) for row in rows)
     metrics = {
         "samples": float(len(samples)),
         "zero_advantage_share": 1.0 - len(useful) / len(fresh) if fresh else 0.0,
-        "stale_share": 1.0 - sum(len(row.trained) for row in fresh) / sampled if sampled else 0.0,
+        "stale_share": 1.0 - sum(counts) / sampled if sampled else 0.0,
     }
-    return samples, origins, ages, metrics
+    return samples, [rows[n].origin for n in useful_or_one], ages, metrics
+
+
+def _laid_out(
+    rows: Sequence[_Row], usable: tuple[int, int] | None
+) -> tuple[NDArray[np.bool_], NDArray[np.int32], NDArray[np.float32]]:
+    """Return which tokens are trained, their versions and advantages: of all rows, one behind the other.
+
+    A step has many short rows: numpy spends more on a call than on their tokens.
+    """
+    mask = np.concatenate([row.trajectory.loss_mask for row in rows])
+    versions = np.concatenate([row.trajectory.versions for row in rows])
+    turns = [turn for row in rows for turn in row.trajectory.turns]
+    advantages = np.zeros(len(mask), np.float32)
+    advantages[mask] = np.repeat(
+        [value for row in rows for value in row.advantages_T], [turn.end - turn.start for turn in turns]
+    )
+    if usable is not None:  # recorded answers have no version
+        mask &= (versions >= usable[0]) & (versions <= usable[1])
+    return mask, versions, advantages
 
 
 def teaches(group: Group, algorithm: AlgorithmConfig, max_tokens: int) -> bool:
@@ -227,28 +259,25 @@ def _rewards(plays_B_G: list[list[dict[AgentId, _Play]]]) -> Joint:
     ]
 
 
-def _score(play: _Play, advantages_T: Floats, usable: tuple[int, int] | None) -> list[_Scored]:
-    """Spread the advantages of turns over their tokens.
+def _rows(play: _Play, advantages_T: Floats) -> list[_Row]:
+    """Share the advantages of an agent's turns out to its trajectories."""
+    rest = iter(np.where(np.abs(advantages_T) < ROUNDING, 0.0, advantages_T).tolist())
+    return [
+        _Row(
+            trajectory,
+            crc,
+            origin,
+            [0.0 if turn.finish_reason == REPLAYED else next(rest) for turn in trajectory.turns],
+        )
+        for trajectory, crc, origin in play.trajectories
+    ]
 
-    `usable` are the oldest and the newest version that is trained; None: a warm-up.
+
+def _weights(rows: Sequence[_Row], counts: Sequence[int], algorithm: AlgorithmConfig) -> list[float]:
+    """Return the weight of each token of a row: what `algorithm.loss_mean` makes of the sum over all tokens.
+
+    `counts` are the tokens of the rows that are trained.
     """
-    rows = []
-    rest = iter(np.where(np.abs(advantages_T) < ROUNDING, 0.0, advantages_T))
-    for trajectory, crc, origin in play.trajectories:
-        per_token = np.zeros(len(trajectory.tokens), np.float32)
-        for turn in trajectory.turns:
-            if turn.finish_reason != REPLAYED:
-                per_token[turn.start : turn.end] = next(rest)
-        mask = trajectory.loss_mask
-        if usable is not None:  # recorded answers have no version
-            mask = mask & (trajectory.versions >= usable[0]) & (trajectory.versions <= usable[1])
-        rows.append(_Scored(trajectory, crc, origin, per_token, mask, per_token[mask]))
-    return rows
-
-
-def _weights(rows: Sequence[_Scored], algorithm: AlgorithmConfig) -> list[float]:
-    """Return the weight of each token of a row: what `algorithm.loss_mean` makes of the sum over all tokens."""
-    counts = [len(row.trained) for row in rows]
     match algorithm.loss_mean:
         case "sequence":
             return [1.0 / (len(rows) * count) for count in counts]
@@ -264,16 +293,18 @@ def _weights(rows: Sequence[_Scored], algorithm: AlgorithmConfig) -> list[float]
             return [1.0 / sum(counts) for _ in rows]
 
 
-def _sample(row: _Scored, scale: float, weight: float) -> Sample:
-    trajectory, mask = row.trajectory, row.mask
+def _sample(
+    row: _Row, mask: NDArray[np.bool_], advantages: NDArray[np.float32], weights: NDArray[np.float32]
+) -> Sample:
+    trajectory = row.trajectory
     return Sample(
         tokens=trajectory.tokens,
         loss_mask=mask,
         logprobs=trajectory.logprobs,
         versions=trajectory.versions,
         routes=trajectory.routes,
-        advantages=np.where(mask, row.advantages / np.float32(scale), np.float32(0)),
-        weights=np.where(mask, np.float32(weight), np.float32(0)),
+        advantages=advantages,
+        weights=weights,
         checksum=row.checksum,
         sampled=trajectory.loss_mask,
     )
