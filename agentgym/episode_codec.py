@@ -1,4 +1,8 @@
-"""An episode as a message: a header of plain values and the trajectories' arrays, concatenated along the tokens."""
+"""An episode as a message: a header of plain values and the trajectories' arrays, concatenated along the tokens.
+
+A turn is the list of its values in the order of `Turn`: with a name for each of them, the names would be most of the
+header.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -88,6 +88,8 @@ class EpisodeWriter:
     def write(self, record: EpisodeRecord) -> None:
         """Append an episode."""
         header, arrays = encode_episode(record.episode)
+        for trajectory in header["trajectories"]:  # names for those who read the file with other programs
+            trajectory["turns"] = [turn._asdict() for turn in trajectory["turns"]]
         self._append(
             {
                 "kind": "episode",

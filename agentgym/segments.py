@@ -18,8 +18,8 @@ from agentgym.errors import WireError
 
 SEGMENT_BYTES = 64 << 20
 """Size at which another segment is begun."""
-BUFFER_BYTES = 1 << 20
-"""Episodes that are synced together are written together."""
+BUFFER_BYTES = 1 << 18
+"""Episodes that are synced together are written together; routes that were sent along go past it."""
 
 
 class Place(NamedTuple):

@@ -172,6 +172,11 @@ class Coordinator:
     def _known(self, name: str, packet: Packet, now: float) -> None:
         sender, header = packet.sender, packet.header
         match header:
+            case EpisodeDone() if sender in self._peers.workers:
+                try:
+                    self._episode(sender, header, packet, now)
+                finally:
+                    self._credit(sender, 1)
             case Heartbeat():
                 self._supervisor.heard(name, header.stats)
                 self._peers.note(sender, header.stats)
@@ -180,11 +185,6 @@ class Coordinator:
             case Leaving() if sender in self._peers.workers:
                 self._peers.workers[sender].leave()
                 self._channel.send(Leaving(), to=sender)
-            case EpisodeDone() if sender in self._peers.workers:
-                try:
-                    self._episode(sender, header, packet, now)
-                finally:
-                    self._credit(sender, 1)
             case Loaded() if sender in self._peers.servers:
                 self._peers.servers[sender].has_loaded(header.version)
                 self._reporter.loaded(header.seconds)

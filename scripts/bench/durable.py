@@ -27,6 +27,7 @@ import numpy as np
 import zmq
 from rich.console import Console
 
+from agentgym.busy import forget_startup
 from agentgym.config import Config
 from agentgym.coordinator.launch import Places
 from agentgym.coordinator.process import Coordinator
@@ -189,6 +190,7 @@ async def coordinate(config: Config, folder: Path, shape: Sequence[str]) -> None
     reporter = reporter_of(config, board)
     coordinator = Coordinator(config, places, supervisor=supervisor, reporter=reporter)
     command = [sys.executable, __file__, "--stand-in", places.coordinator, "--folder", str(places.exchange)]
+    forget_startup()  # as `agentgym train` does
     with subprocess.Popen([*command, *shape]):
         assert isinstance(coordinator._store, EpisodeStore)
         writer = coordinator._store._thread

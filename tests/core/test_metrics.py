@@ -92,7 +92,7 @@ def test_a_rendered_failure_says_why() -> None:
     failed: Episode = episode_of(end=EndReason.ENV_FAILED, error="step raised KeyError: 'x'")
     assert "env_failed - step raised KeyError: 'x'" in render_episode(failed, str)
     quiet = trajectory_of([0.0])
-    quiet = replace(quiet, turns=(replace(quiet.turns[0], rewards={}),))
+    quiet = replace(quiet, turns=(quiet.turns[0]._replace(rewards={}),))
     assert render_episode(episode_of(trajectories=[quiet]), str).endswith("said** `` [3, 4] ``\n")
 
 
