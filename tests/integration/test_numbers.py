@@ -163,10 +163,9 @@ def test_every_sampled_token_has_the_logprob_of_transformers(lab: Lab, episodes:
         np.abs(trajectory.logprobs - reference(lab.models[0], trajectory))[sampled(trajectory)]
         for trajectory in trajectories_of(episodes)
     ]
-    _logger.info(
-        "%d tokens, largest difference %.2e", sum(map(len, differences)), max(d.max() for d in differences)
-    )
-    assert all((difference <= 1e-5).all() for difference in differences)
+    largest = np.concatenate(differences).max()
+    _logger.info("%d tokens, largest difference %.2e", sum(map(len, differences)), largest)
+    assert largest <= 1e-5
 
 
 def test_every_token_has_the_routes_of_transformers_but_the_last_which_has_none(
@@ -187,9 +186,9 @@ def test_the_trainer_gives_the_sampled_tokens_the_probability_that_they_were_sam
     header, arrays = batch_message(episodes, version=0)
     ours, rollout = trainer_logprobs(lab.models[0], header, arrays, dtype=torch.float32, replayed=True)
     assert len(ours) == sum(sampled(trajectory).sum() for trajectory in trajectories_of(episodes))
-    difference = (ours - rollout).abs()
-    _logger.info("%d tokens, largest difference %.2e", len(difference), difference.max())
-    assert (difference <= 1e-4).all()
+    largest = (ours - rollout).abs().max()
+    _logger.info("%d tokens, largest difference %.2e", len(ours), largest)
+    assert largest <= 1e-4
 
 
 @pytest.mark.usefixtures("episodes")  # they are of version 0, so they come first
