@@ -28,6 +28,8 @@ from agentgym.errors import AgentGymError
 from agentgym.evaluation.stats import wilson
 from agentgym.evaluation.summary import scores
 
+LOOK_SECONDS = 0.5
+"""Between two readings of the clock, which takes the time in which nobody reads it for a standstill."""
 _logger = logging.getLogger(__name__)
 
 
@@ -71,11 +73,13 @@ class Evaluations:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._play_all())
 
-    async def close(self, timeout: float) -> None:
-        """Wait for those that were started; after `timeout` seconds give them up."""
+    async def close(self, timeout: float, clock: Callable[[], float]) -> None:
+        """Wait for those that were started; after `timeout` seconds by the clock, which is read often, give them up."""
         if self._task is None:
             return
-        await asyncio.wait([self._task], timeout=timeout)
+        given_up = clock() + timeout
+        while not self._task.done() and (left := given_up - clock()) > 0.0:
+            await asyncio.wait([self._task], timeout=min(left, LOOK_SECONDS))
         if not self._task.done():
             if timeout:
                 self._failed(f"the last evaluation did not end within {timeout:g} s and is given up")

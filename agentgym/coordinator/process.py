@@ -139,7 +139,7 @@ class Coordinator:
                 self._channel.send(Drain(), to=identity)
             self._channel.close()
             self._store.close()
-            await self._evaluations.close(patience)
+            await self._evaluations.close(patience, self._clock)
 
     def _unexpected(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

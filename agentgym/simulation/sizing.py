@@ -18,6 +18,7 @@ from rich.console import Console
 
 from agentgym.config import Config
 from agentgym.coordinator.lineup import agents_of
+from agentgym.errors import RunError
 from agentgym.messages import AgentId
 from agentgym.simulation.clock import run_virtually
 from agentgym.simulation.cluster import Cluster
@@ -52,11 +53,11 @@ class Outcome:
 
 
 def size(config: Config, *, steps: int, console: Console) -> None:
-    """Simulate a configuration and its variants, and print a line for each.
+    """Simulate a configuration and its variants, and print a line for each; that of a variant may say why it stops.
 
     Raises:
         ConfigError: there is no such environment.
-        RunError: the run cannot go on; the message says why.
+        RunError: the run cannot go on as configured; the message says why.
     """
     logging.disable(logging.WARNING)  # stragglers and deaths are part of the picture
     config = _prepared(config, steps)
@@ -69,11 +70,16 @@ def size(config: Config, *, steps: int, console: Console) -> None:
     console.print(HEAD.rstrip())
     others = list(variants(config))
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
-        outcomes = pool.map(partial(simulate, agents=agents), [config, *(v.config for v in others)])
+        outcomes = pool.map(partial(_attempt, agents=agents), [config, *(v.config for v in others)])
         base = next(outcomes)
+        if isinstance(base, RunError):
+            raise base
         console.print(row("as configured", base.figures, base.figures))
         found = []
         for variant, outcome in zip(others, outcomes, strict=True):
+            if isinstance(outcome, RunError):
+                console.print(f"{variant.change:28} does not go on: {outcome}", markup=False)
+                continue
             console.print(row(variant.change, outcome.figures, base.figures))
             if variant.bottleneck:
                 found.append((base.figures.seconds_per_step / outcome.figures.seconds_per_step, variant))
@@ -91,6 +97,13 @@ def simulate(config: Config, agents: Sequence[AgentId] = ()) -> Outcome:
 
     with tempfile.TemporaryDirectory(prefix="agentgym-simulation-") as folder:
         return run_virtually(scene(Path(folder)))
+
+
+def _attempt(config: Config, agents: Sequence[AgentId]) -> Outcome | RunError:
+    try:
+        return simulate(config, agents)
+    except RunError as error:
+        return error
 
 
 def variants(config: Config) -> Iterator[Variant]:
@@ -135,8 +148,8 @@ def row(name: str, found: Figures, base: Figures) -> str:
 
 def verdict(found: Sequence[tuple[float, Variant]]) -> str:
     """Return which change gives most; `found` has the speed of each."""
-    speed, best = max(found, key=lambda pair: pair[0])
-    if speed < WORTH_IT:
+    speed, best = max(found, key=lambda pair: pair[0], default=(0.0, None))
+    if best is None or speed < WORTH_IT:
         return "bottleneck: none; no change of one thing makes it 5 % faster"
     return f"bottleneck: {best.bottleneck}; with {best.change} it is {speed:.2f} times as fast"
 

@@ -1,6 +1,7 @@
 import asyncio
 import io
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -54,9 +55,9 @@ def test_what_goes_wrong_is_said_and_the_next_one_is_played(tmp_path: Path, mode
     async def scene() -> None:
         evaluations = Evaluations(settings(model), tmp_path, done=pytest.fail, failed=told.append)
         evaluations.start(0, {"learner": tmp_path / "nowhere"})
-        await evaluations.close(60.0)
+        await evaluations.close(60.0, time.monotonic)
         evaluations.start(5, {"learner": broken})
-        await evaluations.close(60.0)
+        await evaluations.close(60.0, time.monotonic)
 
     within(120, scene())
     assert "evaluation of step 0 failed" in told[0]
@@ -76,7 +77,7 @@ def test_what_falls_due_meanwhile_waits_and_only_the_newest_of_it_is_played(
         evaluations = Evaluations(settings(model), tmp_path, done=pytest.fail, failed=told.append)
         for step in (0, 5, 10):
             evaluations.start(step, {"learner": tmp_path / f"nowhere-{step}"})
-        await evaluations.close(60.0)
+        await evaluations.close(60.0, time.monotonic)
 
     within(60, scene())
     assert [text.split()[4] for text in told] == ["10"]  # nothing had begun before the third
@@ -84,16 +85,22 @@ def test_what_falls_due_meanwhile_waits_and_only_the_newest_of_it_is_played(
 
 def test_one_that_is_given_up_leaves_no_process(tmp_path: Path, model: Path) -> None:
     told: list[str] = []
+    read: list[float] = []
+
+    def clock() -> float:
+        read.append(time.monotonic())
+        return read[-1]
 
     async def scene() -> None:
         evaluations = Evaluations(settings(model), tmp_path, done=pytest.fail, failed=told.append)
         evaluations.start(0, {"learner": model})
         while not (tmp_path / "evaluations/step-000000.log").exists():
             await asyncio.sleep(0.01)
-        await evaluations.close(0.1)
+        await evaluations.close(1.2, clock)
 
     within(60, scene())
-    assert told == ["the last evaluation did not end within 0.1 s and is given up"]
+    assert told == ["the last evaluation did not end within 1.2 s and is given up"]
+    assert len(read) >= 4, "a clock that nobody reads says that the process stood still"
     mine = [
         entry
         for entry in Path("/proc").iterdir()

@@ -61,6 +61,17 @@ def test_too_few_slots_are_the_bottleneck_of_slow_environments() -> None:
     assert sized(config, steps=8)[-1].startswith("bottleneck: the workers;")
 
 
+def test_a_variant_that_does_not_go_on_says_why_and_the_others_are_there() -> None:
+    turns = {"turns": "lognormal(4, 0.8)", "env_seconds": 5.0}  # of many plays one is long
+    config = cluster_of(
+        rollout={"max_staleness": 1}, coordinator={"step_timeout": 110.0}, simulation={**EVEN, **turns}
+    )
+    *_, last, verdict = lines = sized(config, steps=8)
+    assert re.match(r"max_staleness 0 +does not go on: no progress for 110 s: \d+ episodes", last)
+    assert len(rows(lines)) == 6
+    assert verdict.startswith("bottleneck: ")
+
+
 def test_deaths_are_counted(tmp_path: Path) -> None:
     config = cluster_of(simulation={**EVEN, "env_seconds": 5.0, "worker_crashes": 60.0})
     assert re.search(
