@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import safetensors.numpy
@@ -222,6 +222,10 @@ def adapted(
     return folder / "adapters.safetensors", folder
 
 
+ROUTER_ROUNDING = 1e-5
+"""Of router logits, which are of the order of 1."""
+
+
 @functools.lru_cache(maxsize=8)
 def _reference_model(model: Path):
     import torch
@@ -243,15 +247,32 @@ def reference_logprobs(
     return logprobs.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
 
 
-def reference_routes(model: Path, ids: Sequence[int]) -> NDArray[np.int64]:
-    """The experts of each token by transformers, [K, L, k], each row in ascending order."""
+def _ranked(model: Path, ids: Sequence[int]) -> tuple[Any, int]:
+    """What topk says of the router logits of each token by transformers, best first, [K, L, E], and k."""
     import torch
 
     reference = _reference_model(model)
     with torch.no_grad():
         layers = reference(torch.tensor([list(map(int, ids))]), output_router_logits=True).router_logits
-    k = reference.config.num_experts_per_tok
-    return torch.stack([layer.topk(k).indices.sort().values for layer in layers], 1).numpy()
+    logits = torch.stack(list(layers), 1)
+    return logits.topk(logits.shape[-1]), reference.config.num_experts_per_tok
+
+
+def reference_routes(model: Path, ids: Sequence[int]) -> NDArray[np.int64]:
+    """The experts of each token by transformers, [K, L, k], each row in ascending order."""
+    ranked, k = _ranked(model, ids)
+    routes: NDArray[np.int64] = ranked.indices[..., :k].sort().values.numpy()
+    return routes
+
+
+def undecided(model: Path, ids: Sequence[int]) -> int:
+    """The first token for which two experts are as good as each other, or how many tokens there are.
+
+    Which of them an engine takes is rounding, and so is all that comes behind.
+    """
+    ranked, k = _ranked(model, ids)
+    margins = (ranked.values[..., k - 1] - ranked.values[..., k]).amin(-1).numpy()
+    return int(np.flatnonzero([*(margins < ROUTER_ROUNDING), True])[0])
 
 
 def same_routes(routes: NDArray[np.unsignedinteger], model: Path, ids: list[int], start: int = 0) -> bool:
