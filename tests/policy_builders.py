@@ -1,5 +1,6 @@
 """Models, references and running servers for the tests of the policy plane."""
 
+import contextlib
 import functools
 import os
 import shutil
@@ -7,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -222,8 +223,9 @@ def adapted(
     return folder / "adapters.safetensors", folder
 
 
-ROUTER_ROUNDING = 1e-5
+ROUTER_ROUNDING = 1e-6
 """Of router logits, which are of the order of 1."""
+Routes = NDArray[np.unsignedinteger]
 
 
 @functools.lru_cache(maxsize=8)
@@ -234,45 +236,65 @@ def _reference_model(model: Path):
     return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
 
 
+def _settle(logits: Any, experts: Any, recorded: Routes) -> Any:
+    """The experts [K, k] of a layer; where the last one and the next are as good as each other, the recorded one.
+
+    Which of them an engine takes is rounding.
+    """
+    k = experts.shape[1]
+    best = logits.topk(k + 1)
+    for row in (best.values[:, k - 1] - best.values[:, k] < ROUTER_ROUNDING).nonzero()[:, 0].tolist():
+        taken = [expert for expert in best.indices[row, k - 1 :].tolist() if expert in recorded[row]]
+        if len(taken) == 1:
+            experts[row, k - 1] = taken[0]
+    return experts
+
+
+@contextlib.contextmanager
+def _settled(reference: Any, recorded: Routes | None) -> Iterator[None]:
+    """Let the routers of a Qwen3-MoE take the recorded experts [K, L, k] where rounding would decide."""
+    gates = [gate for name, gate in reference.named_modules() if name.endswith("mlp.gate")]
+    hooks = [
+        gate.register_forward_hook(
+            lambda _gate, _inputs, out, layer=layer: (*out[:2], _settle(out[0], out[2], recorded[:, layer]))
+        )
+        for layer, gate in enumerate(gates if recorded is not None else [])
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def reference_logprobs(
-    model: Path, prompt: Sequence[int], answer: Sequence[int], temperature: float = 1.0
+    model: Path,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    temperature: float = 1.0,
+    recorded: Routes | None = None,
 ) -> NDArray[np.float32]:
-    """The log-probabilities of an answer's tokens by transformers."""
+    """The log-probabilities of an answer's tokens by transformers; `recorded` routes decide between equal experts."""
     import torch
 
-    ids = torch.tensor([[*prompt, *map(int, answer)]])
-    with torch.no_grad():
-        logits = _reference_model(model)(ids).logits[0]
+    reference, ids = _reference_model(model), torch.tensor([[*prompt, *map(int, answer)]])
+    with torch.no_grad(), _settled(reference, recorded):
+        logits = reference(ids).logits[0]
     logprobs = (logits / temperature).log_softmax(-1)[len(prompt) - 1 : -1]
     return logprobs.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
 
 
-def _ranked(model: Path, ids: Sequence[int]) -> tuple[Any, int]:
-    """What topk says of the router logits of each token by transformers, best first, [K, L, E], and k."""
+def reference_routes(model: Path, ids: Sequence[int], recorded: Routes | None = None) -> NDArray[np.int64]:
+    """The experts of each token by transformers, [K, L, k], each row in ascending order; see `reference_logprobs`."""
     import torch
 
     reference = _reference_model(model)
-    with torch.no_grad():
+    with torch.no_grad(), _settled(reference, recorded):
         layers = reference(torch.tensor([list(map(int, ids))]), output_router_logits=True).router_logits
-    logits = torch.stack(list(layers), 1)
-    return logits.topk(logits.shape[-1]), reference.config.num_experts_per_tok
-
-
-def reference_routes(model: Path, ids: Sequence[int]) -> NDArray[np.int64]:
-    """The experts of each token by transformers, [K, L, k], each row in ascending order."""
-    ranked, k = _ranked(model, ids)
-    routes: NDArray[np.int64] = ranked.indices[..., :k].sort().values.numpy()
-    return routes
-
-
-def undecided(model: Path, ids: Sequence[int]) -> int:
-    """The first token for which two experts are as good as each other, or how many tokens there are.
-
-    Which of them an engine takes is rounding, and so is all that comes behind.
-    """
-    ranked, k = _ranked(model, ids)
-    margins = (ranked.values[..., k - 1] - ranked.values[..., k]).amin(-1).numpy()
-    return int(np.flatnonzero([*(margins < ROUTER_ROUNDING), True])[0])
+    experts = [layer.topk(reference.config.num_experts_per_tok).indices for layer in layers]
+    if recorded is not None:
+        experts = [_settle(layers[n], own, recorded[:, n]) for n, own in enumerate(experts)]
+    return torch.stack([own.sort().values for own in experts], 1).numpy()
 
 
 def same_routes(routes: NDArray[np.unsignedinteger], model: Path, ids: list[int], start: int = 0) -> bool:
