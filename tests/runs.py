@@ -72,11 +72,13 @@ def _toml(value: Any) -> str:
 
 
 def run_cli(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run `agentgym` with these arguments to its end; nothing of it is left running, whatever happens."""
+    """Run `agentgym` with these arguments to its end, at which nothing of it may be left."""
     try:
-        return subprocess.run(
+        done = subprocess.run(
             [*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=DEADLINE, check=False
         )
+        assert wait_until_gone(cwd, 10.0) == {}
+        return done
     finally:
         _kill(processes_in(cwd))
 

@@ -5,15 +5,16 @@
 
 Every request is answered exactly once: with a completion (an aborted one has finish_reason "abort"), or with
 an error that says why. A message that cannot be read is answered with an error and counted; it never ends the
-server. The server ends when it is drained, when its parent process dies, when vLLM's process dies, and when
-that or the coordinator has been silent for `silence_timeout` seconds. Requests that vLLM's death leaves in hand are not
-answered: their clients see the connection go and ask again, this server's successor or another one.
+server. The server ends when it is drained, on SIGTERM, when its parent process dies, when vLLM's process dies, and
+when that or the coordinator has been silent for `silence_timeout` seconds. Requests that vLLM's death leaves in hand
+are not answered: their clients see the connection go and ask again, this server's successor or another one.
 """
 
 import asyncio
 import contextlib
 import logging
 import os
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,19 +98,23 @@ def run_server(
     prepare_environment(config)
     import uvloop
 
-    uvloop.run(
-        serve(
-            model=model,
-            config=config,
-            bind=bind,
-            policy=policy,
-            coordinator=coordinator,
-            name=name,
-            keys=keys,
-            heartbeat_interval=heartbeat_interval,
-            silence_timeout=silence_timeout,
+    try:
+        uvloop.run(
+            serve(
+                model=model,
+                config=config,
+                bind=bind,
+                policy=policy,
+                coordinator=coordinator,
+                name=name,
+                keys=keys,
+                heartbeat_interval=heartbeat_interval,
+                silence_timeout=silence_timeout,
+            )
         )
-    )
+    except asyncio.CancelledError:  # by SIGTERM; whoever sent it reads that in the exit status
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTERM)
 
 
 async def serve(
@@ -144,6 +149,10 @@ async def serve(
             link.close()
         context.destroy()  # after what was sent has left
         raise
+    # From now on its memory is free again when this process has ended: the next server may need it.
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     server = PolicyServer(engine, bind, keys)
     logger.info("%s serves %s at %s", name, model, server.address)
     try:

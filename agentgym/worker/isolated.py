@@ -24,7 +24,7 @@ from agentgym.worker.zygote import LENGTH, MAX_MESSAGE
 GRACE_SECONDS = 1.0
 """For a process to write where it hangs, before it is killed."""
 END_SECONDS = 10.0
-"""For a killed process to be gone."""
+"""For a process that was killed, or has nothing more to do, to be gone."""
 
 HASH_SEED = "0"
 """PYTHONHASHSEED of all these processes: the order of a set must not differ from one to another."""
@@ -78,7 +78,12 @@ class Nursery:
         """End the zygote, and with it all children."""
         zygote, self._zygote = self._zygote, None
         self._hang_up()
-        if zygote is not None:
+        if zygote is None:
+            return
+        try:
+            await asyncio.to_thread(zygote.wait, END_SECONDS)
+        except subprocess.TimeoutExpired:  # it imports what never comes to an end
+            zygote.kill()
             await asyncio.to_thread(zygote.wait)
 
     def _start(self) -> None:

@@ -24,6 +24,8 @@ from agentgym.tiny_model import init_model
 from agentgym.worker.seating import Served
 
 START_SECONDS = 300.0
+END_SECONDS = 10.0
+"""For a server to end in order, before it is killed."""
 _LOG_SHOWN = 2000
 """Characters of a dead server's last words."""
 
@@ -75,8 +77,7 @@ async def local_server(model: Path, config: ServerConfig) -> AsyncIterator[Local
             yield LocalServer(Served(client, ChatTokenizer(model), length), process, log)
         finally:
             client.close()
-            process.terminate()
-            process.wait()
+            _end(process)
             context.destroy()
 
 
@@ -96,6 +97,15 @@ async def _wait_for(client: PolicyClient, address: str, process: subprocess.Pope
         except PolicyError:
             await asyncio.sleep(0.2)
     raise PolicyError(f"the policy server did not start:\n{_last_words(log)}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _last_words(log: Path) -> str:

@@ -104,4 +104,7 @@ def test_heartbeats_say_what_the_server_did_and_how_full_it_is(server: RunningSe
 
 
 def test_a_drained_server_ends(server: RunningServer):
+    processes = server.process_ids()
+    assert len(processes) == 2
     assert server.drain() == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in processes)

@@ -17,6 +17,7 @@ from builders import config_of, within
 from agentgym.errors import ConfigError, EnvError, EnvTimeoutError
 from agentgym.messages import assistant
 from agentgym.policy.scripted import Script
+from agentgym.worker import isolated
 from agentgym.worker.pool import EnvPool
 from agentgym.worker.table import Hop
 
@@ -205,6 +206,21 @@ def test_whatever_happens_while_closing_nothing_stays(deed: str) -> None:
             with pytest.raises(EnvError, match=r"^close"):
                 await host.close(1.0)
             assert ends(pid)
+
+    within(SECONDS, scene())
+
+
+def test_an_import_that_never_ends_fails_the_play_and_delays_the_end_no_longer_than_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(isolated, "END_SECONDS", 0.5)
+
+    async def scene() -> None:
+        async with pool_of("slow_to_import:Env", reset_timeout=0.5) as pool:
+            with pytest.raises(EnvTimeoutError, match=r"importing it took more than 0\.5 s"):
+                await pool.take()
 
     within(SECONDS, scene())
 
